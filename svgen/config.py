@@ -1,0 +1,270 @@
+"""Frozen descriptions of a run: the three networks, a preset, a request. Read from JSON, checked on construction."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from svgen.errors import DownloadError, SvgenError
+
+TEXT_TOKENS = 512  # the text encoder reads, and cross-attention sees, this many tokens (padding included)
+MAX_DIMENSION = 1 << 20  # no single size in a config is larger; anything above is a corrupt file
+NONNEGATIVE = frozenset({"seed"})  # whole numbers that may be zero; every other one is at least 1
+
+
+def _corrupt(name: str, value: object, rule: str) -> SvgenError:
+    return DownloadError(
+        "E_CHECKPOINT",
+        f"config.json has {name} = {value!r}",
+        why=rule,
+        hint="fetch the model again with `svgen models verify NAME`, or use another checkpoint",
+    )
+
+
+def _check_sizes(spec: Any) -> None:
+    """Every `int` (or tuple of them) of a spec is a size: positive and not absurd."""
+    for item in fields(spec):
+        value = getattr(spec, item.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, bool) or not isinstance(number, int):
+                continue
+            least = 0 if item.name in NONNEGATIVE else 1
+            if not least <= number <= MAX_DIMENSION:
+                raise _corrupt(item.name, value, f"it must lie between {least} and {MAX_DIMENSION}")
+
+
+def _read(config: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """Take one typed value from an upstream config; a missing one needs a default."""
+    value = config.get(name, default)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise _corrupt(name, value, f"it must be of type {kind.__name__}")
+    return value
+
+
+def _read_list(config: Mapping[str, Any], name: str, kind: type, default: Any = None) -> tuple:
+    values = config.get(name, default)
+    if not isinstance(values, (list, tuple)) or not 0 < len(values) <= 1024:
+        raise _corrupt(name, values, "it must be a list of 1 to 1024 values")
+    return tuple(_read({name: value}, name, kind) for value in values)
+
+
+def _require(config: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Fail on a config that asks for something this code does not compute. Absent keys are fine."""
+    for name, value in expected.items():
+        if name in config and config[name] != value:
+            raise _corrupt(name, config[name], f"svgen computes only {value!r} here")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextSpec:
+    """UMT5 encoder (`text_encoder/config.json`)."""
+
+    vocabulary: int
+    width: int
+    mlp_width: int
+    heads: int
+    head_dim: int
+    layers: int
+    buckets: int = 32
+    max_distance: int = 128
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Read transformers' UMT5 config; raises DownloadError for what is missing or not computed here."""
+        _require(config, {"is_gated_act": True, "dense_act_fn": "gelu_new", "model_type": "umt5"})
+        _require(config, {"feed_forward_proj": "gated-gelu"})
+        return cls(
+            vocabulary=_read(config, "vocab_size", int),
+            width=_read(config, "d_model", int),
+            mlp_width=_read(config, "d_ff", int),
+            heads=_read(config, "num_heads", int),
+            head_dim=_read(config, "d_kv", int),
+            layers=_read(config, "num_layers", int),
+            buckets=_read(config, "relative_attention_num_buckets", int, 32),
+            max_distance=_read(config, "relative_attention_max_distance", int, 128),
+            eps=_read(config, "layer_norm_epsilon", float, 1e-6),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerSpec:
+    """Wan's diffusion transformer (`transformer/config.json`)."""
+
+    heads: int
+    head_dim: int
+    layers: int
+    mlp_width: int
+    in_channels: int = 16
+    out_channels: int = 16
+    text_width: int = 4096
+    frequency_width: int = 256
+    patch: tuple[int, int, int] = (1, 2, 2)  # latent frames, rows, columns that make one token
+    cross_norm: bool = True
+    eps: float = 1e-6
+    max_positions: int = 1024  # along each axis of the grid
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        if len(self.patch) != 3:
+            raise _corrupt("patch_size", self.patch, "it must hold three numbers")
+        if self.head_dim % 2 or self.head_dim < 6:
+            raise _corrupt("attention_head_dim", self.head_dim, "it must be even and at least 6")
+
+    @property
+    def width(self) -> int:
+        """Width of the residual stream, A*D."""
+        return self.heads * self.head_dim
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Read diffusers' WanTransformer3DModel config; raises DownloadError for image-to-video models and the like."""
+        _require(config, {"qk_norm": "rms_norm_across_heads", "image_dim": None})
+        _require(config, {"added_kv_proj_dim": None, "pos_embed_seq_len": None})
+        channels = _read(config, "in_channels", int, 16)
+        return cls(
+            heads=_read(config, "num_attention_heads", int),
+            head_dim=_read(config, "attention_head_dim", int),
+            layers=_read(config, "num_layers", int),
+            mlp_width=_read(config, "ffn_dim", int),
+            in_channels=channels,
+            out_channels=_read(config, "out_channels", int, channels),
+            text_width=_read(config, "text_dim", int, 4096),
+            frequency_width=_read(config, "freq_dim", int, 256),
+            patch=_read_list(config, "patch_size", int, [1, 2, 2]),
+            cross_norm=_read(config, "cross_attn_norm", bool, True),
+            eps=_read(config, "eps", float, 1e-6),
+            max_positions=_read(config, "rope_max_seq_len", int, 1024),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VaeSpec:
+    """Wan 2.1's causal video autoencoder (`vae/config.json`)."""
+
+    base_width: int
+    z_channels: int
+    multipliers: tuple[int, ...] = (1, 2, 4, 4)
+    blocks: int = 2  # residual blocks per level
+    temporal_downsample: tuple[bool, ...] = (False, True, True)
+    latents_mean: tuple[float, ...]
+    latents_std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        if len(self.temporal_downsample) != len(self.multipliers) - 1:
+            rule = f"it must hold {len(self.multipliers) - 1} values, one less than dim_mult"
+            raise _corrupt("temperal_downsample", self.temporal_downsample, rule)
+        for name in ("latents_mean", "latents_std"):
+            if len(getattr(self, name)) != self.z_channels:
+                rule = f"it must hold z_dim = {self.z_channels} values"
+                raise _corrupt(name, getattr(self, name), rule)
+        if min(self.latents_std) <= 0:
+            raise _corrupt("latents_std", self.latents_std, "every value must be positive")
+
+    @property
+    def stride(self) -> int:
+        """Pixels per latent cell, along rows and columns."""
+        return 2 ** (len(self.multipliers) - 1)
+
+    @property
+    def frame_stride(self) -> int:
+        """Frames per latent frame (the first latent frame holds one)."""
+        return 2 ** sum(self.temporal_downsample)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Read diffusers' AutoencoderKLWan config; raises DownloadError for Wan 2.2's residual variant."""
+        _require(config, {"is_residual": False, "patch_size": None, "attn_scales": []})
+        _require(config, {"in_channels": 3, "out_channels": 3, "decoder_base_dim": None})
+        return cls(
+            base_width=_read(config, "base_dim", int),
+            z_channels=_read(config, "z_dim", int),
+            multipliers=_read_list(config, "dim_mult", int, [1, 2, 4, 4]),
+            blocks=_read(config, "num_res_blocks", int, 2),
+            temporal_downsample=_read_list(config, "temperal_downsample", bool),
+            latents_mean=_read_list(config, "latents_mean", float),
+            latents_std=_read_list(config, "latents_std", float),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpecs:
+    """The three networks of one checkpoint folder."""
+
+    text: TextSpec
+    transformer: TransformerSpec
+    vae: VaeSpec
+
+    def __post_init__(self) -> None:
+        channels = (self.transformer.in_channels, self.transformer.out_channels)
+        if channels != (self.vae.z_channels, self.vae.z_channels):
+            rule = f"the transformer must read and write the VAE's {self.vae.z_channels} channels"
+            raise _corrupt("in_channels, out_channels", channels, rule)
+        if self.text.width != self.transformer.text_width:
+            rule = f"the text encoder gives {self.text.width} channels"
+            raise _corrupt("text_dim", self.transformer.text_width, rule)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """What one TOML preset decides: a resolution and how it is denoised. `None` leaves the model's default."""
+
+    name: str
+    width_px: int
+    height_px: int
+    schedule: str = "dense"
+    frames: int | None = None
+    steps: int | None = None
+    shift: float | None = None
+    description: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """Everything that decides the pixels of one video, and nothing else. It is the recipe inside the MP4."""
+
+    prompt: str
+    negative: str = ""
+    model: str  # catalog name, organisation/repository, or path
+    revision: str | None = None
+    width_px: int
+    height_px: int
+    frames: int
+    fps: float
+    steps: int
+    guidance: float
+    shift: float
+    seed: int
+    item: int = 0
+    preset: str | None = None
+    schedule: str = "dense"
+    dtype: str = "float32"
+    truncate: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, in field order."""
+        return asdict(self)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over every field: equal exactly when two requests ask for the same pixels."""
+        text = json.dumps(self.as_json(), sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effective:
+    """A request with where each of its values came from (`flag`, `recipe`, `preset`, `model`, `drawn`)."""
+
+    request: Request
+    origin: Mapping[str, str] = field(default_factory=dict)

@@ -4,9 +4,7 @@ Sampling values are the official ones (Wan 2.1 README and configs), not those in
 whose flow shift of 3.0 is what the converter wrote, for every model.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 
 NEGATIVE_WAN = (
     "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，"
@@ -22,7 +20,6 @@ class Sampling:
     steps: int = 50
     guidance: float = 5.0
     shift: float = 5.0
-    shift_at: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     frames: int = 81
     fps: float = 16
     resolution: str = "480p"
@@ -70,7 +67,6 @@ CATALOG: dict[str, CatalogEntry] = {
             download_bytes=80_407_000_000,
             licence="Apache-2.0",
             sampling=Sampling(
-                shift_at=MappingProxyType({"480p": 3.0}),
                 resolution="720p",
                 negative=NEGATIVE_WAN,
                 max_frames=81,

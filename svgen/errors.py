@@ -89,6 +89,12 @@ class NumericalError(SvgenError):
     exit_code = 8
 
 
+class Interrupted(SvgenError):
+    """Ctrl-C or SIGTERM (which exits with 143)."""
+
+    exit_code = 130
+
+
 # Stable codes: each belongs to one kind, with one line that says when it appears.
 CODES: dict[str, tuple[type[SvgenError], str]] = {
     "E_INTERNAL": (InternalError, "a defect of svgen; please report it"),
@@ -118,6 +124,8 @@ CODES: dict[str, tuple[type[SvgenError], str]] = {
     "E_READ": (FileError, "a file or folder cannot be read"),
     "E_ENCODE": (FileError, "ffmpeg failed"),
     "E_MEMORY": (OutOfMemory, "too little host or accelerator memory"),
+    "E_DOCTOR": (MachineError, "`svgen doctor` found a problem"),
+    "E_INTERRUPTED": (Interrupted, "Ctrl-C or SIGTERM ended the run"),
     "E_NAN": (NumericalError, "NaN or infinity in the latents or frames"),
 }
 

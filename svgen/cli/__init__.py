@@ -1,0 +1,143 @@
+"""The `svgen` command: a click group that loads a subcommand's file only when that subcommand runs.
+
+A file `svgen/cli/NAME.py` holds one click command named `command`. Nothing here imports jax.
+"""
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import click
+
+from svgen import __version__
+from svgen.cli.endings import Terminated
+from svgen.cli.options import CONTEXT, Group, command_name, run_reported
+from svgen.cli.output import Console, abandon_stdout, truthy
+
+COMMANDS = {  # name -> its line in the help
+    "generate": "Make a video from a prompt.",
+    "decode": "Make a video from latents that a run has saved.",
+    "models": "List, fetch, verify and remove models.",
+    "presets": "List, show and check presets.",
+    "doctor": "Check this machine: versions, TPU, memory, disk, network.",
+}
+EXAMPLES = """\b
+Examples:
+  svgen generate "a cat surfing a wave at sunset"
+  svgen generate "a cat" --res 720p --duration 5s -o cat.mp4
+  svgen doctor
+"""
+VERSIONED = ("jax", "libtpu")
+
+
+class LazyGroup(Group):
+    """The commands of the table above, each imported when it is first needed."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """Name the commands, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """Import a command's file."""
+        if name in COMMANDS and name not in self.commands:
+            module = importlib.import_module(f"svgen.cli.{name}")
+            self.add_command(module.command, name)
+        return super().get_command(context, name)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def version_line() -> str:
+    """Write the versions that decide what a run computes, read from package metadata."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for name in VERSIONED:
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return f"svgen {__version__}" + (f" ({', '.join(found)})" if found else "")
+
+
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        click.echo(version_line())
+        context.exit()
+
+
+@click.group(cls=LazyGroup, context_settings=CONTEXT, epilog=EXAMPLES)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    allow_from_autoenv=False,
+    callback=_print_version,
+    help="Print the versions of svgen, jax and libtpu.",
+)
+def cli() -> None:
+    """Turn prompts into videos with Wan's diffusion transformers in JAX, on TPUs."""
+
+
+def _wants_json(args: Sequence[str]) -> bool:
+    """Whether errors before a command has its console are JSON too."""
+    flags = args[: args.index("--")] if "--" in args else args
+    return "--json" in flags or truthy(os.environ.get("SVGEN_JSON"))
+
+
+def _named_command(args: Sequence[str], error: BaseException) -> str:
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        return command_name(context)
+    return args[0] if args and args[0] in COMMANDS else ""
+
+
+def _parse_and_run(args: list[str]) -> int:
+    try:
+        with cli.make_context("svgen", args) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as ending:
+        return ending.exit_code
+    return 0
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line (without the program's name) and return its exit code."""
+    try:
+        return _parse_and_run(list(args))
+    except click.exceptions.NoArgsIsHelpError as error:
+        if not _wants_json(args):
+            click.echo(error.ctx.get_help(), err=True)
+            return error.exit_code
+        failure: BaseException = click.UsageError("a command is missing", ctx=error.ctx)
+    except BrokenPipeError:  # help or versions, to a reader that left
+        abandon_stdout()
+        return 0
+    except (Exception, KeyboardInterrupt) as error:
+        failure = error
+    console = Console(_named_command(args, failure), json=_wants_json(args))
+    run_reported(console, lambda: console.crash(failure))
+    return console.exit_code
+
+
+def _terminate(*_: Any) -> NoReturn:
+    raise Terminated
+
+
+def main() -> NoReturn:
+    """Be the `svgen` program."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError):
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a path or prompt that the terminal cannot show
+    signal.signal(signal.SIGTERM, _terminate)
+    if os.environ.get("_SVGEN_COMPLETE"):  # a shell asks for completions
+        cli.main(sys.argv[1:], prog_name="svgen")
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,200 @@
+"""Flags and value types that commands share; `with_console` makes a function the body of a command.
+
+Every option can also be set by an environment variable: `--device` by SVGEN_DEVICE. A flag wins.
+"""
+
+import functools
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
+
+import click
+
+from svgen.cli.output import DEBUG, Console
+from svgen.errors import UsageError
+from svgen.grid import RESOLUTIONS
+
+ENVIRONMENT_PREFIX = "SVGEN"
+CONTEXT = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": ENVIRONMENT_PREFIX}
+DEVICES = ("auto", "tpu", "cpu", "gpu")
+LIBRARIES = ("absl", "flax", "huggingface_hub", "jax", "jaxlib", "tokenizers", "urllib3")
+QUIET_ENVIRONMENT = {  # read by native code and by huggingface_hub when they load
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "GLOG_minloglevel": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "HF_HUB_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class Group(click.Group):
+    """A group whose commands read SVGEN_* variables; it guesses what a mistyped command meant."""
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """Find a command and give it the shared settings."""
+        command = super().get_command(context, name)
+        if command is not None:
+            for key, value in CONTEXT.items():
+                command.context_settings.setdefault(key, value)
+        return command
+
+    def resolve_command(self, context: click.Context, args: list[str]) -> Any:
+        """Find the command that the first argument names; only whole names count."""
+        known = self.list_commands(context)
+        if args[0] not in known and not args[0].startswith("-") and not context.resilient_parsing:
+            near = get_close_matches(args[0], known, n=2, cutoff=0.5)
+            raise UsageError(
+                "E_USAGE",
+                f"{context.command_path} has no command {args[0]!r}",
+                why=f"its commands are {', '.join(known)}",
+                hint=" or ".join(f"{context.command_path} {name}" for name in near)
+                or f"{context.command_path} --help",
+            )
+        return super().resolve_command(context, args)
+
+
+class Resolution(click.ParamType):
+    """`480p`, `720p`, `1080p`, `1440p` or WxH, as (width, height) in pixels.
+
+    Whether a model can make that size is not its business.
+    """
+
+    name = "resolution"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> tuple[int, int]:
+        """Read a size."""
+        if isinstance(value, tuple):
+            return value
+        text = str(value).strip().lower()
+        if text in RESOLUTIONS:
+            return RESOLUTIONS[text]
+        match = re.fullmatch(r"([0-9]{1,6})[x×]([0-9]{1,6})", text)
+        if match and int(match[1]) and int(match[2]):
+            return int(match[1]), int(match[2])
+        near = get_close_matches(text, RESOLUTIONS, n=1, cutoff=0.5) or ["720p"]
+        width, height = RESOLUTIONS[near[0]]
+        raise UsageError(
+            "E_SIZE",
+            f"--res {value} is not a size",
+            why=f"a size is one of {', '.join(RESOLUTIONS)}, or width x height in pixels",
+            hint=f"--res {near[0]} or --res {width}x{height}",
+        )
+
+    def get_metavar(self, param: click.Parameter, ctx: Any = None) -> str:
+        """What the help shows."""
+        return f"{'|'.join(RESOLUTIONS)}|WxH"
+
+
+class Duration(click.ParamType):
+    """`5s`, `2.5s` or `5`, in seconds as a float."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> float:
+        """Read a time."""
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(
+            r"([0-9]{1,6}(?:\.[0-9]{1,6})?|\.[0-9]{1,6}) ?s?", str(value).strip().lower()
+        )
+        if match and float(match[1]) > 0:
+            return float(match[1])
+        raise UsageError(
+            "E_VALUE",
+            f"--duration {value} is not a duration",
+            why="a duration is a positive number of seconds",
+            hint="--duration 5s or --duration 2.5s",
+        )
+
+    def get_metavar(self, param: click.Parameter, ctx: Any = None) -> str:
+        """What the help shows."""
+        return "SECONDS"
+
+
+RESOLUTION, DURATION = Resolution(), Duration()
+
+
+def device_option(body: Callable) -> Callable:
+    """Add `--device`; the body gets `device`, for `prepare_jax`."""
+    text = "Where to compute. auto: a TPU if there is one, else what JAX finds."
+    choice = click.Choice(DEVICES)
+    return click.option("--device", type=choice, default="auto", show_default=True, help=text)(body)
+
+
+def output_options(body: Callable) -> Callable:
+    """Add `-q`, `-v`, `--json` and `--no-color`."""
+    for option in (
+        click.option("--no-color", is_flag=True, help="No colours, whatever the terminal."),
+        click.option("--json", is_flag=True, help="Print one JSON object on stdout."),
+        click.option("-v", "--verbose", count=True, help="Say more; -vv adds logs of JAX."),
+        click.option("-q", "--quiet", count=True, help="Only errors; -qq not even those."),
+    ):
+        body = option(body)
+    return body
+
+
+def with_console(body: Callable[..., None]) -> Callable[..., None]:
+    """Make a function `body(console, **arguments)` one run of a command, adding the output flags.
+
+    Whatever it raises is reported in the documented shape and becomes the exit code.
+    """
+
+    @output_options
+    @functools.wraps(body)
+    def command(*, quiet: int, verbose: int, json: bool, no_color: bool, **arguments: Any) -> None:
+        console = Console(
+            command_name(click.get_current_context()),
+            verbosity=verbose - quiet,
+            json=json,
+            color=False if no_color else None,
+        )
+        hush_libraries(console.verbosity)
+        run_reported(console, lambda: body(console, **arguments))
+        raise click.exceptions.Exit(console.exit_code)
+
+    return command
+
+
+def run_reported(console: Console, body: Callable[[], None]) -> None:
+    """Run something, report what it raises, and write the JSON object if one is due."""
+    try:
+        body()
+    except click.exceptions.Exit:
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        console.crash(error)
+    try:
+        console.finish()
+    except Exception as error:
+        console.crash(error)
+
+
+def command_name(context: click.Context | None) -> str:
+    """Name a command without the program: `models pull`."""
+    names = []
+    while context is not None and context.parent is not None:
+        names.append(context.info_name or "")
+        context = context.parent
+    return " ".join(reversed(names))
+
+
+def hush_libraries(verbosity: int) -> None:
+    """Keep other libraries' logs and warnings off the terminal, up to -v.
+
+    Call it before they are imported: most read their level then. What the user has set in the
+    environment wins.
+    """
+    if verbosity >= DEBUG:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        return
+    for name, value in QUIET_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    for name in LIBRARIES:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+        warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")

@@ -1,0 +1,222 @@
+"""What a command says, and where: results on stdout, all else on stderr, JSON with `--json`.
+
+    level        flag    stderr shows
+    silent       -qq     nothing
+    quiet        -q      errors
+    normal               errors, warnings, notes, progress
+    verbose      -v      also stages and their times
+    debug        -vv     also tracebacks and the logs of JAX
+
+stdout always carries the result, whatever the level.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import PurePath
+from typing import Any, TextIO
+
+from svgen import __version__
+from svgen.cli.endings import explain
+from svgen.cli.progress import Bar, LiveBar, PlainBar
+from svgen.errors import FileError, SvgenError
+
+QUIET, NORMAL, VERBOSE, DEBUG = -1, 0, 1, 2
+COLORS = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
+
+
+def truthy(value: str | None) -> bool:
+    """Read an environment variable as a switch."""
+    return (value or "").lower() not in ("", "0", "false", "no", "off", "n", "f")
+
+
+def color_wanted(stream: TextIO | None, flag: bool | None = None) -> bool:
+    """Decide about colour: the flag, NO_COLOR, FORCE_COLOR, TERM=dumb, then if it is a terminal."""
+    if flag is not None:
+        return flag
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return os.environ.get("TERM") != "dumb" and stream is not None and stream.isatty()
+
+
+def printable(text: str) -> str:
+    """Escape control characters, which could steer a terminal; line breaks and tabs stay."""
+    return "".join(
+        repr(mark)[1:-1]
+        if (mark < " " and mark not in "\n\t") or "\x7f" <= mark <= "\x9f"
+        else mark
+        for mark in text
+    )
+
+
+def _one_line(text: str) -> str:
+    return printable(" ".join(text.split()))
+
+
+def _plain(value: object) -> Any:
+    """Make JSON of what a command may put into its data beside plain values."""
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no place in JSON")
+
+
+def abandon_stdout() -> None:
+    """Send whatever is still written to stdout nowhere: its reader left, or its disk is full."""
+    with suppress(OSError, ValueError):  # not a real file, as under a test's capture
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+class Console:
+    """The voice of one run of one command, which gets it from `with_console`."""
+
+    def __init__(
+        self,
+        command: str,
+        *,
+        verbosity: int = NORMAL,
+        json: bool = False,
+        color: bool | None = None,
+    ):
+        self.command, self.verbosity, self.json, self.color = command, verbosity, json, color
+        self.warnings: list[str] = []
+        self.timings: dict[str, float] = {}  # stage -> seconds
+        self.exit_code = 0
+        self._data: dict[str, Any] | None = None
+        self._error: SvgenError | None = None
+        self._bar: LiveBar | None = None
+
+    @property
+    def debug(self) -> bool:
+        """Tracebacks were asked for."""
+        return self.verbosity >= DEBUG or truthy(os.environ.get("SVGEN_DEBUG"))
+
+    def paint(self, text: str, color: str, stream: TextIO | None = None) -> str:
+        """Colour a text for a stream (stdout if none is given), where colour is wanted there."""
+        if not color_wanted(stream or sys.stdout, self.color):
+            return text
+        return f"\x1b[{COLORS[color]}m{text}\x1b[0m"
+
+    def note(self, text: str) -> None:
+        """Say something useful to everyone."""
+        self._say(text, NORMAL)
+
+    def detail(self, text: str) -> None:
+        """Say something that `-v` shows."""
+        self._say(text, VERBOSE)
+
+    def warn(self, text: str) -> None:
+        """Say what may surprise; `--json` keeps it in `warnings`."""
+        self.warnings.append(text)
+        self._say(
+            f"{self.paint('warning:', 'yellow', sys.stderr)} {printable(text)}", NORMAL, raw=True
+        )
+
+    def result(
+        self, data: dict[str, Any], lines: Sequence[str] = (), *, error: SvgenError | None = None
+    ) -> None:
+        """Give the result: its lines now, or its data as JSON when the command ends. Call it once.
+
+        With `error` the result stands, but the run failed: a batch that finished in part, a check
+        that found something.
+        """
+        assert self._data is None, "a command has one result"
+        self._data = data
+        if not self.json:
+            self._emit("".join(f"{line}\n" for line in lines))
+        if error is not None:
+            self.fail(error)
+
+    def fail(self, error: SvgenError) -> None:
+        """Report an error, in three lines for each of its problems; JSON follows in `finish`."""
+        self._error, self.exit_code = error, error.exit_code
+        for problem in error.problems:
+            label = self.paint(f"error[{problem.code}]:", "red", sys.stderr)
+            lines = [f"{label} {_one_line(problem.message)}"]
+            lines += [f"  why: {_one_line(problem.why)}"] if problem.why else []
+            lines += [f"  try: {_one_line(problem.hint)}"] if problem.hint else []
+            self._say("\n".join(lines), QUIET, raw=True)
+
+    def crash(self, error: BaseException) -> None:
+        """Report whatever ended the command, expected or not."""
+        problem = explain(error)
+        if self.debug and problem.code == "E_INTERNAL":
+            self._say("".join(traceback.format_exception(error)).rstrip(), QUIET)
+        self.fail(problem)
+
+    def finish(self) -> None:
+        """Write the one JSON object. Nothing without `--json`."""
+        if not self.json:
+            return
+        body = {
+            "schema": f"svgen.{self.command.replace(' ', '.')}/1" if self.command else "svgen/1",
+            "ok": self._error is None,
+            "command": self.command,
+            "version": __version__,
+            "data": self._data,
+            "warnings": self.warnings,
+            "error": self._error.as_json() if self._error else None,
+        }
+        self._emit(json.dumps(body, default=_plain, allow_nan=False) + "\n")
+
+    @contextmanager
+    def bar(self, total: int | None, label: str, unit: str = "step") -> Iterator[Bar]:
+        """Show progress with time left: a bar on a terminal, else a line per 10 %, with -q nothing.
+
+        Unit "B" counts bytes and is shown in kB, MB, GB.
+        """
+        if self.verbosity < NORMAL:
+            yield Bar(total, label, unit)
+        elif sys.stderr is None or not sys.stderr.isatty():
+            yield PlainBar(total, label, unit, say=self.note)
+        else:
+            with LiveBar(total, label, unit, color=color_wanted(sys.stderr, self.color)) as bar:
+                self._bar = bar
+                try:
+                    yield bar
+                finally:
+                    self._bar = None
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a part of the run; `-v` says when it starts and how long it took."""
+        self.detail(f"{name} ...")
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - start
+            self.timings[name] = self.timings.get(name, 0.0) + seconds
+            self.detail(f"{name}: {seconds:.1f} s")
+
+    def _say(self, text: str, level: int, *, raw: bool = False) -> None:
+        """Write to stderr, above a bar that is shown. A reader that left is no failure."""
+        if self.verbosity < level or sys.stderr is None:
+            return
+        line = (text if raw else printable(text)) + "\n"
+        with suppress(BrokenPipeError), self._bar.aside() if self._bar else nullcontext():
+            sys.stderr.write(line)
+            sys.stderr.flush()
+
+    def _emit(self, text: str) -> None:
+        """Write to stdout. A reader that left early (`| head`) ends the output quietly."""
+        if sys.stdout is None:
+            return
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            abandon_stdout()
+        except OSError as error:
+            abandon_stdout()
+            why, hint = str(error.strerror), "free space on its disk, or send the output elsewhere"
+            raise FileError(
+                "E_WRITE", "the standard output cannot be written", why=why, hint=hint
+            ) from None

@@ -1,0 +1,112 @@
+"""Progress of a known amount of work: silent, as one line per 10 %, or as a bar on a terminal."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+TENTHS = 10
+
+
+def _amount(count: int, unit: str) -> str:
+    """Write a number of things, bytes in decimal multiples."""
+    if unit != "B":
+        return str(count)
+    for size, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= size:
+            return f"{count / size:.1f} {name}"
+    return f"{count} B"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Bar:
+    """Counts and says nothing. The other bars count in the same way."""
+
+    def __init__(self, total: int | None, label: str, unit: str):
+        self.total, self.label, self.unit = total, label, unit
+        self.done = 0
+
+    def update(self, n: int = 1) -> None:
+        """Count n more."""
+        self.done += n
+
+    def note(self, text: str) -> None:
+        """Show a word about what is going on, until the next one."""
+
+
+class PlainBar(Bar):
+    """One line whenever another tenth of the work is done, for logs and pipes."""
+
+    def __init__(self, total: int | None, label: str, unit: str, *, say: Callable[[str], None]):
+        super().__init__(total, label, unit)
+        self._say, self._text, self._tenth = say, "", 0
+        self._start = time.monotonic()
+
+    def update(self, n: int = 1) -> None:
+        """Count n more, and speak when a tenth is full."""
+        self.done += n
+        tenth = min(TENTHS, self.done * TENTHS // self.total) if self.total else 0
+        if tenth > self._tenth:
+            self._tenth = tenth
+            self._say(self._line())
+
+    def note(self, text: str) -> None:
+        """Say this in the next line."""
+        self._text = text
+
+    def _line(self) -> str:
+        done, total = _amount(self.done, self.unit), _amount(self.total or 0, self.unit)
+        spent = time.monotonic() - self._start
+        left = spent * max((self.total or 0) - self.done, 0) / self.done
+        times = f"{_clock(spent)} spent, {_clock(left)} left"
+        parts = (f"{self._tenth * 100 // TENTHS:3d}%", f"{done}/{total}", times, self._text)
+        return f"{self.label}: " + "  ".join(part for part in parts if part)
+
+
+class LiveBar(Bar):
+    """A bar that moves, with the time left. A context manager: it leaves the terminal clean."""
+
+    def __init__(self, total: int | None, label: str, unit: str, *, color: bool = False):
+        from tqdm import tqdm  # late: `svgen --help` needs none of it
+
+        super().__init__(total, label, unit)
+        scaled: dict[str, Any] = {"unit_scale": True} if unit == "B" else {}
+        self._tqdm = tqdm(
+            total=total,
+            desc=label,
+            unit=unit,
+            file=sys.stderr,
+            dynamic_ncols=True,
+            colour="green" if color else None,
+            **scaled,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._tqdm.close()
+
+    def update(self, n: int = 1) -> None:
+        """Count n more."""
+        self.done += n
+        self._tqdm.update(n)
+
+    def note(self, text: str) -> None:
+        """Show this beside the bar."""
+        self._tqdm.set_postfix_str(text)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Make room for a line of text above the bar."""
+        self._tqdm.clear()
+        try:
+            yield
+        finally:
+            self._tqdm.refresh()

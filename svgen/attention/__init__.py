@@ -1,0 +1,1 @@
+"""Which query looks at which key: the one entry for self-attention, and everything that decides it."""

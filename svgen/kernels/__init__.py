@@ -1,0 +1,1 @@
+"""Attention kernels. They know tiles and tables; never frames, models or presets."""

@@ -122,9 +122,10 @@ TEXT_LAYER: dict[str, tuple[str, tuple[int, ...] | None]] = {
 
 
 def text_keys(spec: TextSpec) -> dict[str, Target]:
-    """Name every tensor of `text_encoder/` and the leaf of `models.text_encoder.TextEncoder` it fills.
+    """Name every tensor of `text_encoder/` and the leaf of `models.text_encoder.TextEncoder`.
 
-    The embedding is stored as `shared.weight`, as `encoder.embed_tokens.weight` or as both: one leaf, two names.
+    The embedding is stored as `shared.weight`, as `encoder.embed_tokens.weight` or as both: one
+    leaf, two names.
     """
     keys = {
         "shared.weight": Target(path=("embedding",)),
@@ -141,7 +142,8 @@ def text_keys(spec: TextSpec) -> dict[str, Target]:
 def vae_keys(spec: VaeSpec) -> dict[str, Target]:
     """Name every tensor of `vae/` and the leaf of `models.vae.Vae` it fills.
 
-    Upstream nests the decoder by levels and numbers the encoder's layers; ours are two flat chains in calling order.
+    Upstream nests the decoder by levels and numbers the encoder's layers; ours are two flat chains
+    in calling order.
     """
     z = spec.z_channels
     keys = _vae_conv("quant_conv.", ("to_moments",), shape=(1, 1, 2 * z, 2 * z))
@@ -153,7 +155,7 @@ def vae_keys(spec: VaeSpec) -> dict[str, Target]:
 
 
 def _vae_encoder(spec: VaeSpec) -> list[tuple[str, Callable[..., dict[str, Target]]]]:
-    """List the encoder's layers: upstream prefix and the function that names the layer's tensors."""
+    """List the encoder's layers: upstream prefix, and the function that names the tensors."""
     blocks = []
     width = spec.base_width
     levels = zip(spec.multipliers, (*spec.temporal_downsample, None), strict=True)

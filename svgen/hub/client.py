@@ -1,0 +1,202 @@
+"""Questions to the Hub through huggingface_hub's client, and its failures as errors of ours."""
+
+import errno
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from svgen.errors import AccessError, DownloadError, FileError, SvgenError, UsageError
+from svgen.hub import snapshot
+from svgen.hub.cache import COMMIT, cache_folder
+from svgen.hub.download import BadStatus, Link, Patience, Remote, check_status
+from svgen.hub.source import Source, suggest
+
+
+def endpoint() -> str:
+    """The Hub's address for messages: HF_ENDPOINT, or the public one, without a password in it."""
+    from huggingface_hub import constants
+
+    return re.sub(r"//[^/@]*@", "//", constants.ENDPOINT)
+
+
+def open_link(patience: Patience | None) -> Link:
+    """Get the client, the token's headers and the time limits, as the environment sets them."""
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.utils import build_hf_headers
+
+    from svgen import __version__
+
+    if not re.match(r"https?://[^/]", endpoint()):
+        why = "it must start with https:// or http://"
+        raise UsageError("E_VALUE", "HF_ENDPOINT is no address", why=why, hint="unset HF_ENDPOINT")
+    return Link(
+        client=get_session(),
+        headers=build_hf_headers(library_name="svgen", library_version=__version__),
+        failures=http_error(),
+        timeout_s=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+        patience=patience or Patience(),
+        stop=threading.Event(),
+    )
+
+
+def http_error() -> type[Exception]:
+    """The base class of every failure of the client, whichever HTTP library lies under it."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
+
+
+def list_files(source: Source, link: Link) -> tuple[str, dict[str, Remote]]:
+    """Ask for the commit and the files of a revision."""
+    from huggingface_hub import HfApi
+
+    answer: list[Any] = []
+
+    def ask() -> bool:
+        api = HfApi(library_name="svgen")
+        try:
+            info = api.model_info(
+                source.repository,
+                revision=source.revision,
+                files_metadata=True,
+                timeout=link.timeout_s,
+            )
+        except link.failures as error:
+            response = getattr(error, "response", None)
+            if response is not None:
+                check_status(response)
+            raise
+        answer.append(info)
+        return True
+
+    what = "the list of files"
+    with explained(source, what):
+        try:
+            link.attempt(ask)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise _network_error("the answer is not the Hub's", source, what) from None
+    commit, files = answer[0].sha or "", {}
+    for item in answer[0].siblings or ():
+        digest = (item.lfs.sha256 if item.lfs else item.blob_id) or ""
+        if snapshot.DIGEST.fullmatch(digest) and isinstance(item.size, int) and item.size >= 0:
+            files[item.rfilename] = Remote(path=item.rfilename, size=item.size, digest=digest)
+    if not COMMIT.fullmatch(commit):
+        raise _network_error("the answer is not the Hub's", source, what)
+    return commit, files
+
+
+def url_of(source: Source, commit: str, path: str) -> str:
+    """The address of a file."""
+    from huggingface_hub import hf_hub_url
+
+    return hf_hub_url(source.repository, path, revision=commit)
+
+
+def read_small(source: Source, commit: str, file: Remote, link: Link) -> bytes:
+    """Read a small file into memory, a chunk past the limit at most."""
+    chunks: list[bytes] = []
+
+    def ask() -> bool:
+        chunks.clear()
+        url, limit = url_of(source, commit, file.path), snapshot.MAX_JSON_BYTES
+        with link.client.stream(
+            "GET", url, headers=link.headers, timeout=link.timeout_s, follow_redirects=True
+        ) as response:
+            check_status(response)
+            for chunk in response.iter_bytes():
+                chunks.append(chunk)
+                if sum(map(len, chunks)) > limit:
+                    break
+        return True
+
+    with explained(source, file.path):
+        link.attempt(ask)
+    return b"".join(chunks)
+
+
+@contextmanager
+def explained(source: Source, what: str) -> Iterator[None]:
+    """Turn what the client raises into errors of ours, without its texts: they may hold secrets."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    try:
+        yield
+    except BadStatus as error:
+        raise _status_error(error.status, source, what) from None
+    except OfflineModeIsEnabled:
+        raise offline_error(source.name, [what]) from None
+    except http_error() as error:
+        response = getattr(error, "response", None)
+        if response is not None:
+            raise _status_error(response.status_code, source, what) from None
+        raise _network_error(_reason(error), source, what) from None
+    except OSError as error:
+        raise file_error(error, source.name) from None
+
+
+def offline_error(model: str, missing: list[str]) -> DownloadError:
+    """The error for files that are not there while the network may not be used."""
+    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return DownloadError(
+        "E_OFFLINE",
+        f"{model} is not on disk: {shown}",
+        why="--offline or HF_HUB_OFFLINE forbids the network",
+        hint=f"once, with the network: svgen models pull {model}",
+        details={"files": missing},
+    )
+
+
+def _status_error(status: int, source: Source, what: str) -> SvgenError:
+    page = f"{endpoint()}/{source.repository}"
+    if status in (401, 403):
+        return AccessError(
+            "E_AUTH",
+            f"the Hub refuses access to {source.repository} (HTTP {status})",
+            why="the repository does not exist, is private, or asks to accept its licence first",
+            hint=f"check the name, accept the licence at {page}, then `hf auth login` or HF_TOKEN",
+        )
+    if status == 404:
+        why = f"{endpoint()} has no {what} there"
+        message = f"{source.repository} at {source.revision} was not found"
+        return UsageError("E_MODEL", message, why=why, hint=suggest(source.repository))
+    return _network_error(f"the Hub answered HTTP {status}", source, what)
+
+
+def _network_error(reason: str, source: Source, what: str) -> DownloadError:
+    return DownloadError(
+        "E_NETWORK",
+        f"{what} of {source.repository}: {reason}",
+        why=f"the files come from {endpoint()}",
+        hint=f"check network, proxy and HF_ENDPOINT; resume: svgen models pull {source.name}",
+        details={"file": what},
+    )
+
+
+def file_error(error: OSError, model: str) -> FileError:
+    """The error for a cache that cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FileError(
+            "E_DISK_FULL",
+            f"the disk of {cache_folder()} is full",
+            why=f"{model} is stored there",
+            hint=f"free some space or set HF_HOME, then continue: svgen models pull {model}",
+        )
+    return FileError(
+        "E_WRITE",
+        f"{error.filename or cache_folder()} cannot be written: {error.strerror or error}",
+        why=f"models are stored in {cache_folder()}",
+        hint="check its permissions, or set HF_HOME to another folder",
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Name a failure of the network."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return f"{words} ({cause.strerror})"
+        cause = cause.__cause__ or cause.__context__
+    return words

@@ -199,10 +199,10 @@ def _eos_token(path: Path) -> str:
         return EOS_TOKEN
     try:
         config = json.loads(_read(path))
-        token = config.get("eos_token") or EOS_TOKEN
+        token = config.get("eos_token")
         token = token["content"] if isinstance(token, dict) else token
     except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise _corrupt(path, f"its JSON is broken: {error}") from error
-    if not isinstance(token, str):
+    if not isinstance(token, str | None):
         raise _corrupt(path, f"its eos_token is {token!r}, not a string")
-    return token
+    return token or EOS_TOKEN

@@ -1,7 +1,8 @@
-"""The known models: name -> repository, pinned revision, and the sampling values its makers recommend.
+"""The known models: name -> repository, pinned revision, and the sampling values its makers
+recommend.
 
-Sampling values are the official ones (Wan 2.1 README and configs), not those in the repositories' scheduler_config.json,
-whose flow shift of 3.0 is what the converter wrote, for every model.
+Sampling values are the official ones (Wan 2.1 README and configs), not those in the repositories'
+scheduler_config.json, whose flow shift of 3.0 is what the converter wrote, for every model.
 """
 
 from dataclasses import dataclass
@@ -81,7 +82,9 @@ UNKNOWN = Sampling(frames=81)
 
 
 def entry_of(name: str) -> CatalogEntry | None:
-    """Find a model by its catalog name or its repository, whatever the case; None if it is not known."""
+    """Find a model by its catalog name or its repository, whatever the case; None if it is not
+    known.
+    """
     wanted = name.lower()
     for entry in CATALOG.values():
         if wanted in (entry.name, entry.repository.lower()):
@@ -90,6 +93,6 @@ def entry_of(name: str) -> CatalogEntry | None:
 
 
 def sampling_of(name: str) -> Sampling:
-    """Sampling defaults of a model, by catalog name or repository; general ones if it is not known."""
+    """Sampling defaults of a model, by name or repository; general ones if it is not known."""
     entry = entry_of(name)
     return entry.sampling if entry else UNKNOWN

@@ -1,8 +1,10 @@
-"""Reads a checkpoint folder in the diffusers layout: configs, and safetensors through a key map, strictly.
+"""Reads a checkpoint folder in the diffusers layout: configs, and safetensors through a key map,
+strictly.
 
-Everything is checked from the headers before a byte of weights is read, and all complaints come in one error: every
-upstream tensor is used once or on a written list of ignored ones, every leaf is filled once. Leaves are then built one
-by one, cast and placed on the device, so host memory stays near the target plus one leaf.
+Everything is checked from the headers before a byte of weights is read, and all complaints come in
+one error: every upstream tensor is used once or on a written list of ignored ones, every leaf is
+filled once. Leaves are then built one by one, cast and placed on the device, so host memory stays
+near the target plus one leaf.
 """
 
 import json
@@ -44,7 +46,9 @@ def _bad(message: str, why: str, **details: Any) -> SvgenError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON object from a checkpoint; raises DownloadError if it is missing, huge or not an object."""
+    """Read one JSON object from a checkpoint; raises DownloadError if it is missing, huge or not an
+    object.
+    """
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
@@ -103,13 +107,19 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(mapping, dict) or not mapping:
         raise _bad(f"{index} has no weight_map", "it must map tensor names to files")
     for file in mapping.values():
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+        if (
+            not isinstance(file, str)
+            or Path(file).name != file
+            or not file.endswith(".safetensors")
+        ):
             raise _bad(f"{index} names the file {file!r}", "shards lie beside the index")
     return mapping
 
 
 def _stored(folder: Path, part: str) -> dict[str, Stored]:
-    """Every tensor of a part, from the index if there is one, else from the one file. Folders are never searched."""
+    """Every tensor of a part, from the index if there is one, else from the one file. Folders are
+    never searched.
+    """
     stem = STEMS.get(part, DEFAULT_STEM)
     index = folder / part / f"{stem}.safetensors.index.json"
     single = folder / part / f"{stem}.safetensors"
@@ -125,7 +135,9 @@ def _stored(folder: Path, part: str) -> dict[str, Stored]:
     for file in files:
         found.update(_headers(folder / part / file))
     stale = sorted(set(found) ^ set(mapping))
-    stale += sorted(name for name in set(found) & set(mapping) if found[name].file.name != mapping[name])
+    stale += sorted(
+        name for name in set(found) & set(mapping) if found[name].file.name != mapping[name]
+    )
     if stale:
         why = "the index belongs to other shards than those beside it"
         raise _bad(f"{index} is stale for {_some(stale)}", why, tensors=stale)
@@ -138,7 +150,9 @@ def _some(names: list[str]) -> str:
 
 
 def _arranged_shape(stored: Stored, target: Target) -> tuple[int, ...] | None:
-    """The shape a tensor has once split, transposed and joined; None if it does not fit the target at all."""
+    """The shape a tensor has once split, transposed and joined; None if it does not fit the target
+    at all.
+    """
     shape = stored.shape
     if target.split is not None:
         if np.prod(shape) != np.prod(target.split):
@@ -206,7 +220,9 @@ def _put(_: Path_, array: np.ndarray) -> jax.Array:
 
 
 def _check_not_zero(name: str, file: Path, tensor: np.ndarray, part: str) -> None:
-    """An all-zero matrix in the text encoder means a broken conversion: it makes garbage without any error."""
+    """An all-zero matrix in the text encoder means a broken conversion: it makes garbage without
+    any error.
+    """
     if part == "text_encoder" and tensor.ndim > 1 and not tensor.any():
         raise _bad(f"{name} in {file} is all zeros", "a text encoder without it makes garbage")
 
@@ -235,7 +251,9 @@ def _read_leaf(
 def _sources(
     stored: Mapping[str, Stored], keys: Mapping[str, Target]
 ) -> dict[Path_, list[tuple[str, Target]]]:
-    """The tensors of each leaf. Of two names for one tensor (an alias) the first in the key map is read."""
+    """The tensors of each leaf. Of two names for one tensor (an alias) the first in the key map is
+    read.
+    """
     taken: set[tuple[Path_, int | None]] = set()
     sources: dict[Path_, list[tuple[str, Target]]] = defaultdict(list)
     for name, target in keys.items():
@@ -254,8 +272,9 @@ def load_module(
 ) -> nnx.Module:
     """Fill the module `abstract` (from `nnx.eval_shape`) with the weights of `folder/part`.
 
-    `part` is "text_encoder", "transformer" or "vae"; `place` puts one leaf on the device. Weights are cast to the types
-    of the leaves. Raises DownloadError naming everything that is missing, unexpected or of another shape.
+    `part` is "text_encoder", "transformer" or "vae"; `place` puts one leaf on the device. Weights
+    are cast to the types of the leaves. Raises DownloadError naming everything that is missing,
+    unexpected or of another shape.
     """
     graph, state = nnx.split(abstract)
     flat = dict(nnx.to_flat_state(state))

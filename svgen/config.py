@@ -1,4 +1,6 @@
-"""Frozen descriptions of a run: the three networks, a preset, a request. Read from JSON, checked on construction."""
+"""Frozen descriptions of a run: the three networks, a preset, a request. Read from JSON, checked on
+construction.
+"""
 
 import hashlib
 import json
@@ -8,7 +10,9 @@ from typing import Any, Self
 
 from svgen.errors import DownloadError, SvgenError
 
-TEXT_TOKENS = 512  # the text encoder reads, and cross-attention sees, this many tokens (padding included)
+TEXT_TOKENS = (
+    512  # the text encoder reads, and cross-attention sees, this many tokens (padding included)
+)
 MAX_DIMENSION = 1 << 20  # no single size in a config is larger; anything above is a corrupt file
 NONNEGATIVE = frozenset({"seed"})  # whole numbers that may be zero; every other one is at least 1
 
@@ -79,7 +83,9 @@ class TextSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read transformers' UMT5 config; raises DownloadError for what is missing or not computed here."""
+        """Read transformers' UMT5 config; raises DownloadError for what is missing or not computed
+        here.
+        """
         _require(config, {"is_gated_act": True, "dense_act_fn": "gelu_new", "model_type": "umt5"})
         _require(config, {"feed_forward_proj": "gated-gelu"})
         return cls(
@@ -126,7 +132,9 @@ class TransformerSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read diffusers' WanTransformer3DModel config; raises DownloadError for image-to-video models and the like."""
+        """Read diffusers' WanTransformer3DModel config; raises DownloadError for image-to-video
+        models and the like.
+        """
         _require(config, {"qk_norm": "rms_norm_across_heads", "image_dim": None})
         _require(config, {"added_kv_proj_dim": None, "pos_embed_seq_len": None})
         channels = _read(config, "in_channels", int, 16)
@@ -182,7 +190,9 @@ class VaeSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read diffusers' AutoencoderKLWan config; raises DownloadError for Wan 2.2's residual variant."""
+        """Read diffusers' AutoencoderKLWan config; raises DownloadError for Wan 2.2's residual
+        variant.
+        """
         _require(config, {"is_residual": False, "patch_size": None, "attn_scales": []})
         _require(config, {"in_channels": 3, "out_channels": 3, "decoder_base_dim": None})
         return cls(
@@ -216,7 +226,9 @@ class ModelSpecs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """What one TOML preset decides: a resolution and how it is denoised. `None` leaves the model's default."""
+    """What one TOML preset decides: a resolution and how it is denoised. `None` leaves the model's
+    default.
+    """
 
     name: str
     width_px: int
@@ -231,7 +243,9 @@ class Preset:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """Everything that decides the pixels of one video, and nothing else. It is the recipe inside the MP4."""
+    """Everything that decides the pixels of one video, and nothing else. It is the recipe inside
+    the MP4.
+    """
 
     prompt: str
     negative: str = ""
@@ -264,7 +278,9 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effective:
-    """A request with where each of its values came from (`flag`, `recipe`, `preset`, `model`, `drawn`)."""
+    """A request with where each of its values came from (`flag`, `recipe`, `preset`, `model`,
+    `drawn`).
+    """
 
     request: Request
     origin: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,8 @@
-"""From pixels to tokens: which sizes a model can make, what they become on the latent grid, and the nearest that work.
+"""From pixels to tokens: which sizes a model can make, and what they become on the latent grid.
 
-A video of T frames, width x height pixels, becomes F = 1 + (T-1)/t latent frames of (height/s) x (width/s) cells, where
-the VAE's strides are t = 4 and s = 8; the transformer joins 1x2x2 cells to a token, so one token covers 16x16 pixels.
+A video of T frames, width x height pixels, becomes F = 1 + (T-1)/t latent frames of (height/s) x
+(width/s) cells, where the VAE's strides are t = 4 and s = 8; the transformer joins 1x2x2 cells to a
+token, so one token covers 16x16 pixels.
 
     1280x720, 81 frames:  F = 21,  latent 90 x 160,  grid 21 x 45 x 80 = 75,600 tokens
 """
@@ -112,16 +113,23 @@ def _neighbours(value: int, step: int, highest: int) -> list[int]:
 
 
 def size_problem(width_px: int, height_px: int, rules: Rules) -> SvgenError | None:
-    """Say what is wrong with a size, naming the nearest sizes that this same check accepts; None if nothing is."""
+    """Say what is wrong with a size, naming the nearest sizes that this same check accepts; None if
+    nothing is.
+    """
     if _size_ok(width_px, height_px, rules):
         return None
     column_px, row_px = rules.stride * rules.patch[2], rules.stride * rules.patch[1]
     widest = min(MAX_SIDE_PX, column_px * rules.max_positions)
     highest = min(MAX_SIDE_PX, row_px * rules.max_positions)
-    widths, heights = _neighbours(width_px, column_px, widest), _neighbours(height_px, row_px, highest)
+    widths, heights = (
+        _neighbours(width_px, column_px, widest),
+        _neighbours(height_px, row_px, highest),
+    )
     nearest = [(widths[0], heights[0]), (widths[-1], heights[-1])]
     nearest = [size for size in dict.fromkeys(nearest) if _size_ok(*size, rules)]
-    multiple = f"{column_px}" if column_px == row_px else f"{column_px} (width) and {row_px} (height)"
+    multiple = (
+        f"{column_px}" if column_px == row_px else f"{column_px} (width) and {row_px} (height)"
+    )
     return UsageError(
         "E_SIZE",
         f"--res {width_px}x{height_px} cannot be made by this model",
@@ -138,7 +146,7 @@ def _frames_ok(frames: int, rules: Rules) -> bool:
 
 
 def frames_problem(frames: int, rules: Rules) -> SvgenError | None:
-    """Say what is wrong with a number of frames, naming the nearest valid ones; None if nothing is."""
+    """Say what is wrong with a number of frames, naming the nearest valid; None if nothing is."""
     if _frames_ok(frames, rules):
         return None
     near = sorted(range(1, MAX_FRAMES + 1), key=lambda other: (abs(other - frames), other))

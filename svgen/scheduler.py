@@ -1,12 +1,13 @@
 """Flow-matching times and the UniPC multistep update, as one linear rule per step.
 
-With noise level s_i at step i, the sample is x_i = (1 - s_i) video + s_i noise, the network predicts the velocity
-v = noise - video, and m_i = x_i - s_i v estimates the video. UniPC of order 2 with B_2(h) = e^h - 1 (arXiv 2302.04867,
-equations 3 and 9) first corrects x_i with the new estimate and then predicts x_(i+1). Both are linear in the arrays at
-hand, so their coefficients are worked out here once, in float64, and a step is two weighted sums:
+With noise level s_i at step i, the sample is x_i = (1 - s_i) video + s_i noise, the network
+predicts the velocity v = noise - video, and m_i = x_i - s_i v estimates the video. UniPC of order 2
+with B_2(h) = e^h - 1 (arXiv 2302.04867, equations 3 and 9) first corrects x_i with the new estimate
+and then predicts x_(i+1). Both are linear in the arrays at hand, so their coefficients are worked
+out here once, in float64, and a step is two weighted sums:
 
-    corrected = a0 x_i + a1 y_(i-1) + a2 m_i + a3 m_(i-1) + a4 m_(i-2)       y: corrected sample of the step before
-    x_(i+1)   = b0 corrected + b1 m_i + b2 m_(i-1)
+    y_i     = a0 x_i + a1 y_(i-1) + a2 m_i + a3 m_(i-1) + a4 m_(i-2)    (the corrected sample)
+    x_(i+1) = b0 y_i + b1 m_i + b2 m_(i-1)
 """
 
 from dataclasses import dataclass
@@ -47,8 +48,8 @@ class DenoiseState(NamedTuple):
 def flow_sigmas(steps: int, shift: float) -> np.ndarray:
     """Noise levels of the steps of a run, float64 [steps], falling from nearly 1.
 
-    Even levels u from 1 to 1/1000 are shifted to `shift` u / (1 + (`shift` - 1) u). As upstream does, the first is taken
-    off 1 by 1e-6: its log signal-to-noise ratio would be infinite.
+    Even levels u from 1 to 1/1000 are shifted to `shift` u / (1 + (`shift` - 1) u). As upstream
+    does, the first is taken off 1 by 1e-6: its log signal-to-noise ratio would be infinite.
     """
     even = np.linspace(1, 1 / TRAIN_TIMES, steps + 1)[:-1]
     sigmas = shift * even / (1 + (shift - 1) * even)
@@ -73,7 +74,7 @@ def _phis(h: float) -> tuple[float, float, float]:
 
 
 def _predict_row(sigmas: np.ndarray, i: int, order: int) -> list[float]:
-    """Coefficients of corrected, m_i, m_(i-1) in x_(i+1)."""
+    """Coefficients of y_i, m_i, m_(i-1) in x_(i+1)."""
     here, there = sigmas[i], sigmas[i + 1]
     h = _log_snr(there) - _log_snr(here)
     base, alpha = _phis(h)[0], 1 - there
@@ -87,7 +88,7 @@ def _predict_row(sigmas: np.ndarray, i: int, order: int) -> list[float]:
 
 
 def _correct_row(sigmas: np.ndarray, i: int, order: int) -> list[float]:
-    """Coefficients of x_i, y_(i-1), m_i, m_(i-1), m_(i-2) in the corrected sample; `order` is that of step i-1."""
+    """Coefficients of x_i, y_(i-1), m_i, m_(i-1), m_(i-2) in y_i; `order` is step i-1's."""
     before, here = sigmas[i - 1], sigmas[i]
     h = _log_snr(here) - _log_snr(before)
     base, first, second = _phis(h)
@@ -108,8 +109,9 @@ def _correct_row(sigmas: np.ndarray, i: int, order: int) -> list[float]:
 def solver_table(steps: int, shift: float) -> SolverTable:
     """Work out the coefficients of a run of `steps` steps with flow shift `shift`.
 
-    Orders are those of diffusers' UniPCMultistepScheduler: 1 at the first step and (lower_order_final) at the last, 2
-    between; no correction at the first step. Levels are rounded to float32 as there, times are not.
+    Orders are those of diffusers' UniPCMultistepScheduler: 1 at the first step and
+    (lower_order_final) at the last, 2 between; no correction at the first step. Levels are rounded
+    to float32 as there, times are not.
     """
     exact = flow_sigmas(steps, shift)
     sigmas = np.append(exact, 0.0).astype(np.float32).astype(np.float64)

@@ -1,1 +1,1 @@
-"""Which query looks at which key: the one entry for self-attention, and everything that decides it."""
+"""Which query looks at which key: the one entry for attention, and what decides it."""

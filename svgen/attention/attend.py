@@ -1,7 +1,8 @@
 """The one entry for attention. The transformer calls it and knows nothing of how it is done.
 
-A transformer is given an `Attend`: a function of (q, k, v, layer) that returns the output and a record, any pytree of
-arrays that says what was done; records come back stacked over layers. `dense` attends to everything and records nothing.
+A transformer is given an `Attend`: a function of (q, k, v, layer) that returns the output and a
+record, any pytree of arrays that says what was done; records come back stacked over layers. `dense`
+attends to everything and records nothing.
 """
 
 from collections.abc import Callable
@@ -40,9 +41,9 @@ def to_text(
 ) -> jax.Array:  # [B, N, A, D]
     """Attend to text that upstream pads to `text_tokens` rows and does not mask.
 
-    All padding rows are the same row, so L < text_tokens rows suffice: the last one, which must be padding, stands for
-    itself and all that were left out, by adding the logarithm of their number to its scores. Exact, and 8 times less
-    work for a prompt of 50 tokens.
+    All padding rows are the same row, so L < text_tokens rows suffice: the last one, which must be
+    padding, stands for itself and all that were left out, by adding the logarithm of their number
+    to its scores. Exact, and 8 times less work for a prompt of 50 tokens.
     """
     rows = k.shape[1]
     count = jnp.asarray(text_tokens - rows + 1, jnp.float32)

@@ -1,7 +1,9 @@
-"""Attention in plain jax.numpy, float32 softmax: for CPU and GPU, and the twin that TPU kernels are tested against.
+"""Attention in plain jax.numpy, float32 softmax: for CPU and GPU, and the twin that TPU kernels are
+tested against.
 
-One head and one block of queries at a time, so that the scores of a block stay in the cache of a CPU core and memory does
-not grow with the square of the sequence. On two x86 cores this runs 2.6 times as fast as one batched product.
+One head and one block of queries at a time, so that the scores of a block stay in the cache of a
+CPU core and memory does not grow with the square of the sequence. On two x86 cores this runs 2.6
+times as fast as one batched product.
 """
 
 import jax

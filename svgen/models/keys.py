@@ -1,4 +1,4 @@
-"""Upstream tensor names (diffusers, transformers) -> leaves of our modules. Upstream names live here only."""
+"""Upstream tensor names (diffusers, transformers) -> leaves of our modules. They live here only."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,9 +15,10 @@ CONV3D = (2, 3, 4, 1, 0)  # [out, in, t, h, w] -> [t, h, w, in, out]
 class Target:
     """Where one upstream tensor goes.
 
-    `path` names the leaf in the module's nnx state. On the way the tensor is reshaped to `split`, transposed by `axes`
-    and reshaped to `shape` (each None: left as it is). `layer` is the index along the leading axis of a leaf that stacks
-    all layers (None: the tensor is the whole leaf). `optional` tensors may be absent.
+    `path` names the leaf in the module's nnx state. On the way the tensor is reshaped to `split`,
+    transposed by `axes` and reshaped to `shape` (each None: left as it is). `layer` is the index
+    along the leading axis of a leaf that stacks all layers (None: the tensor is the whole leaf).
+    `optional` tensors may be absent.
     """
 
     path: tuple[str | int, ...]
@@ -42,9 +43,11 @@ def _linear(theirs: str, *ours: str, layer: int | None = None) -> dict[str, Targ
 def _rotated(
     spec: TransformerSpec, theirs: str, ours: tuple[str, ...], layer: int
 ) -> dict[str, Target]:
-    """A projection of q or k and the norm after it, with the pairs that RoPE rotates moved half a head apart.
+    """A projection of q or k and the norm after it, with the pairs that RoPE rotates moved half a
+    head apart.
 
-    Upstream rotates neighbours: channels 0 1 2 3 4 5 of a head become 0 2 4 1 3 5 here. Scores do not change.
+    Upstream rotates neighbours: channels 0 1 2 3 4 5 of a head become 0 2 4 1 3 5 here. Scores do
+    not change.
     """
     heads, half, width = spec.heads, spec.head_dim // 2, spec.width
     vector = {"split": (heads, half, 2), "axes": (0, 2, 1), "shape": (width,), "layer": layer}
@@ -87,7 +90,9 @@ def _layer_keys(spec: TransformerSpec, layer: int) -> dict[str, Target]:
 
 
 def transformer_keys(spec: TransformerSpec) -> dict[str, Target]:
-    """Name every tensor of `transformer/` and the leaf of `models.transformer.Transformer` it fills."""
+    """Name every tensor of `transformer/` and the leaf of `models.transformer.Transformer` it
+    fills.
+    """
     cells = spec.patch[0] * spec.patch[1] * spec.patch[2]
     kernel = (cells * spec.in_channels, spec.width)
     keys = {

@@ -1,4 +1,6 @@
-"""Small layers shared by the networks: norms in float32, embeddings of time, rotary embedding, stacked layers."""
+"""Small layers shared by the networks: norms in float32, embeddings of time, rotary embedding,
+stacked layers.
+"""
 
 from collections.abc import Callable
 
@@ -24,7 +26,9 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
 
 
 def time_features(t: jax.Array, width: int) -> jax.Array:
-    """Sinusoidal features of times [B]: cosines, then sines, of t * 10000^(-i/(width/2)). Returns float32 [B, width]."""
+    """Sinusoidal features of times [B]: cosines, then sines, of t * 10000^(-i/(width/2)). Returns
+    float32 [B, width].
+    """
     half = width // 2
     frequencies = np.exp(-np.log(10000.0) * np.arange(half) / half).astype(np.float32)
     angles = t[:, None] * frequencies[None]
@@ -32,7 +36,9 @@ def time_features(t: jax.Array, width: int) -> jax.Array:
 
 
 def rotary_split(head_dim: int) -> tuple[int, int, int]:
-    """How many of a head's D/2 rotated pairs belong to frames, rows and columns: D = 128 gives 22, 21, 21."""
+    """How many of a head's D/2 rotated pairs belong to frames, rows and columns: D = 128 gives 22,
+    21, 21.
+    """
     side = head_dim // 6
     return head_dim // 2 - 2 * side, side, side
 
@@ -40,7 +46,8 @@ def rotary_split(head_dim: int) -> tuple[int, int, int]:
 def rotary_angles(grid: tuple[int, int, int], head_dim: int) -> jax.Array:
     """Rotation angles of every token of a grid (frames, rows, columns), float32 [N, D/2].
 
-    Pair i of an axis that owns P pairs turns by position * 10000^(-i/P). Source: Wan's three-dimensional RoPE.
+    Pair i of an axis that owns P pairs turns by position * 10000^(-i/P). Source: Wan's
+    three-dimensional RoPE.
     """
     frames, rows, columns = grid
     tables = []
@@ -55,10 +62,12 @@ def rotary_angles(grid: tuple[int, int, int], head_dim: int) -> jax.Array:
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotate the pairs (i, i + D/2) of x [B, N, A, D] by the angles of `cos`, `sin` [N, D/2]; float32.
+    """Rotate the pairs (i, i + D/2) of x [B, N, A, D] by the angles of `cos`, `sin` [N, D/2];
+    float32.
 
-    Upstream rotates neighbours (2i, 2i+1); `models.keys` reorders the projections of q and k so that partners lie half a
-    head apart, which leaves every product q.k as it was and needs no strided access.
+    Upstream rotates neighbours (2i, 2i+1); `models.keys` reorders the projections of q and k so
+    that partners lie half a head apart, which leaves every product q.k as it was and needs no
+    strided access.
     """
     first, second = jnp.split(x, 2, axis=-1)
     cos, sin = cos[None, :, None], sin[None, :, None]
@@ -76,7 +85,9 @@ def scan_layers(
     step: Callable[[nnx.Module, jax.Array, jax.Array], tuple[jax.Array, object]],
     x: jax.Array,
 ) -> tuple[jax.Array, object]:
-    """Run x through stacked layers in one scan: `step(layer, x, index) -> (x, record)`; records come back stacked."""
+    """Run x through stacked layers in one scan: `step(layer, x, index) -> (x, record)`; records
+    come back stacked.
+    """
     graph, state = nnx.split(layers)
     count = jax.tree.leaves(state)[0].shape[0]
 

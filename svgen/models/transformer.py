@@ -1,10 +1,11 @@
 """Wan's diffusion transformer: latents, time and text in, flow velocity out.
 
-    latents [B, F, H, W, Z] -> patches -> tokens [B, N, C] -> layers (one scan) -> norm, project -> velocity
+    latents [B, F, H, W, Z] -> patches -> tokens [B, N, C] -> layers, in one scan -> velocity
 
-Each layer: self-attention (modulated by time, rotary positions), attention to the text, an MLP (modulated by time). Norms,
-softmax, modulation and rotation in float32; weights and matrix products in `dtype`. Source: arXiv 2503.20314 and
-diffusers' WanTransformer3DModel, against which it is tested.
+Each layer: self-attention (modulated by time, rotary positions), attention to the text, an MLP
+(modulated by time). Norms, softmax, modulation and rotation in float32; weights and matrix products
+in `dtype`. Source: arXiv 2503.20314 and diffusers' WanTransformer3DModel, against which it is
+tested.
 """
 
 import math
@@ -134,7 +135,9 @@ class Transformer(nnx.Module):
         self.time_modulation = _linear(width, 6 * width, dtype, rngs)
         self.text_in = _linear(spec.text_width, width, dtype, rngs)
         self.text_out = _linear(width, width, dtype, rngs)
-        self.layers = stack_layers(lambda rngs: Layer(spec, dtype=dtype, rngs=rngs), spec.layers, rngs)
+        self.layers = stack_layers(
+            lambda rngs: Layer(spec, dtype=dtype, rngs=rngs), spec.layers, rngs
+        )
         self.modulation = nnx.Param(jnp.zeros((2, width), jnp.float32))
         self.patch_out = _linear(width, cells * spec.out_channels, dtype, rngs)
 
@@ -170,13 +173,13 @@ class Transformer(nnx.Module):
         self,
         latents: jax.Array,  # float32 [B, F, H, W, Z]
         time: jax.Array,  # float32 [B], in thousandths of the way to pure noise
-        text: jax.Array,  # [B, L, text width], rows past the prompt are zero and the last row is one of them
+        text: jax.Array,  # [B, L, text width], zero past the prompt (one row at least)
         attend: attention.Attend = attention.dense,
     ) -> tuple[jax.Array, object]:
         """Predict the velocity (noise minus video) at `latents`.
 
-        Returns float32 [B, F, H, W, Z] and the records of `attend`, stacked over layers. F, H and W must be multiples of
-        the patch; L may be any length up to 512 (`tokenizer.bucket_length`).
+        Returns float32 [B, F, H, W, Z] and the records of `attend`, stacked over layers. F, H and W
+        must be multiples of the patch; L may be any length up to 512 (`tokenizer.bucket_length`).
         """
         _, frames, rows, columns, _ = latents.shape
         sides = zip((frames, rows, columns), self.spec.patch, strict=True)

@@ -1,0 +1,190 @@
+"""Drives the programs of one run. The three networks are loaded in turn, each freed before the next.
+
+    text = pipeline.embed(request)                   text encoder
+    for state in pipeline.denoise(request, text):    transformer, one DenoiseState a step
+    for frames in pipeline.decode(latents):          VAE, uint8 frames chunk by chunk
+
+Progress, files, Ctrl-C are the caller's.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from svgen import programs
+from svgen.checkpoint import load_module, read_specs
+from svgen.config import Request
+from svgen.errors import NumericalError, SvgenError, UsageError, raise_all
+from svgen.grid import Grid, Rules, frames_problem, grid_of, size_problem
+from svgen.models.keys import text_keys, transformer_keys, vae_keys
+from svgen.scheduler import DenoiseState, SolverTable, solver_table, start_state
+from svgen.tokenizer import TokenIds, Tokenizer, bucket_length, pad_ids
+
+Stage = Callable[[str], AbstractContextManager]
+
+
+def draw_noise(grid: Grid, channels: int, *, seed: int, item: int = 0) -> np.ndarray:
+    """Draw the first latents, float32 [1, F, H, W, Z], on the host, from (seed, item) alone.
+
+    The stream is NumPy's Philox, so it depends neither on the device nor on how the run is spread
+    over chips.
+    """
+    bits = np.random.Philox(key=np.array([seed, item], np.uint64))
+    shape = (1, grid.latent_frames, grid.rows, grid.columns, channels)
+    return np.random.Generator(bits).standard_normal(shape, np.float32)
+
+
+class Pipeline:
+    """One checkpoint folder, ready to run requests. `stage(name)` is entered around each part that
+    takes time.
+    """
+
+    def __init__(self, folder: Path, *, dtype: str = "float32", stage: Stage = nullcontext):
+        self.folder, self.stage = Path(folder), stage
+        self.specs = read_specs(self.folder)
+        self.rules = Rules.of(self.specs.transformer, self.specs.vae)
+        self.tokenizer = Tokenizer.load(self.folder, vocabulary=self.specs.text.vocabulary)
+        self._abstract = programs.abstract_parts(self.specs, jnp.dtype(dtype))
+
+    def check(self, request: Request) -> None:
+        """Raise every problem that a request has with this checkpoint. Loads no weights."""
+        found = [
+            size_problem(request.width_px, request.height_px, self.rules),
+            frames_problem(request.frames, self.rules),
+        ]
+        problems = [problem for problem in found if problem is not None]
+        try:
+            self.tokens(request)
+        except UsageError as error:
+            problems.extend(error.problems)
+        raise_all(problems)
+
+    def check_latents(self, latents: np.ndarray, request: Request) -> None:
+        """Raise unless latents are those of `request` for this checkpoint."""
+        grid = self.grid(request)
+        shape = (1, grid.latent_frames, grid.rows, grid.columns, self.specs.vae.z_channels)
+        if latents.shape != shape:
+            raise UsageError(
+                "E_LATENTS",
+                f"the latents are {'x'.join(map(str, latents.shape))}",
+                why=f"this model's VAE reads {'x'.join(map(str, shape))} for their request",
+                hint="--model with the model that made them",
+            )
+
+    def grid(self, request: Request) -> Grid:
+        """The latent grid of a request."""
+        return grid_of(request.width_px, request.height_px, request.frames, self.rules)
+
+    def tokens(self, request: Request) -> list[TokenIds]:
+        """Token ids of the prompt and, with guidance, of the negative prompt. Raises both prompts'
+        problems at once.
+        """
+        wanted = [(request.prompt, "prompt")]
+        if request.guidance > 1:
+            wanted.append((request.negative, "negative prompt"))
+        found: list[TokenIds] = []
+        problems: list[SvgenError] = []
+        for text, name in wanted:
+            try:
+                empty_ok = name != "prompt"
+                options = {"truncate": request.truncate, "allow_empty": empty_ok, "name": name}
+                found.append(self.tokenizer.encode(text, **options))
+            except UsageError as error:
+                problems.append(error)
+        raise_all(problems)
+        return found
+
+    def _load(self, part: str) -> tuple[programs.Graph, programs.Weights]:
+        specs = self.specs
+        keys = {
+            "text_encoder": lambda: text_keys(specs.text),
+            "transformer": lambda: transformer_keys(specs.transformer),
+            "vae": lambda: vae_keys(specs.vae),
+        }[part]()
+        with self.stage(f"load {part.replace('_', ' ')}"):
+            return nnx.split(load_module(self.folder, part, self._abstract[part], keys))
+
+    def embed(self, request: Request) -> jax.Array:
+        """Encode the prompts of a request: text [1 or 2, L, C]."""
+        tokens = self.tokens(request)
+        length = bucket_length(max(one.length for one in tokens))
+        ids, lengths = pad_ids(tokens, length)
+        graph, weights = self._load("text_encoder")
+        with self.stage("encode the prompt"):
+            text = programs.embed(graph, weights, jnp.asarray(ids), jnp.asarray(lengths))
+            text.block_until_ready()
+        if not bool(jnp.isfinite(text).all()):
+            raise _not_finite("the text embeddings", "the text encoder's weights may hold NaN")
+        del weights
+        gc.collect()
+        return text
+
+    def start(self, request: Request) -> DenoiseState:
+        """The state that a request's run begins with."""
+        channels = self.specs.vae.z_channels
+        noise = draw_noise(self.grid(request), channels, seed=request.seed, item=request.item)
+        return start_state(jnp.asarray(noise))
+
+    def denoise(
+        self, request: Request, text: jax.Array, start: DenoiseState | None = None
+    ) -> Iterator[DenoiseState]:
+        """Denoise from `start` (default: the request's noise), yielding the state after every step.
+
+        A yielded state is valid until the next one is asked for: its buffers are reused. Raises
+        NumericalError after the first step whose latents are not finite.
+        """
+        table = solver_table(request.steps, request.shift)
+        state = self.start(request) if start is None else start
+        graph, weights = self._load("transformer")
+        step = self._compile_step(graph, weights, state, text, table)
+        rows, guidance = programs.StepTable.of(table), jnp.float32(request.guidance)
+        for index in range(int(state.step), request.steps):
+            state, finite = step(weights, state, text, rows, guidance)
+            if not bool(finite):
+                where = f"the latents after step {index + 1} of {request.steps}"
+                raise _not_finite(
+                    where, "the transformer's weights may hold NaN, or --dtype is too narrow"
+                )
+            yield state
+        del weights, step
+        gc.collect()
+
+    def _compile_step(
+        self,
+        graph: programs.Graph,
+        weights: programs.Weights,
+        state: DenoiseState,
+        text: jax.Array,
+        table: SolverTable,
+    ) -> Callable:
+        with self.stage("compile the step"):
+            rows = programs.abstract_table(table.steps)
+            scalar = jax.ShapeDtypeStruct((), jnp.float32)
+            return programs.denoise_step.lower(graph, weights, state, text, rows, scalar).compile()
+
+    def decode(self, latents: np.ndarray) -> Iterator[np.ndarray]:
+        """Decode latents [1, F, H, W, Z] to uint8 frames [T, h, w, 3], a chunk at a time, as
+        computed (uncropped).
+        """
+        graph, weights = self._load("vae")
+        for frames, finite in programs.decode(graph, weights, jnp.asarray(latents)):
+            if not bool(finite):
+                raise _not_finite("the decoded frames", "the VAE's weights may hold NaN")
+            yield np.asarray(frames[0])
+        del weights
+        gc.collect()
+
+
+def _not_finite(what: str, hint: str) -> SvgenError:
+    return NumericalError(
+        "E_NAN",
+        f"{what} hold NaN or infinity",
+        why="every video made from them would be black or noise",
+        hint=f"{hint}; `svgen models verify NAME` checks the files",
+    )

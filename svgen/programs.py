@@ -1,0 +1,142 @@
+"""The programs of a run, as jitted functions, and their abstract inputs. What is planned or timed
+is what runs.
+
+    embed         ids, lengths               -> text [B, L, C]
+    denoise_step  DenoiseState, text, table  -> DenoiseState, finite?
+    decode        latents, chunk by chunk    -> uint8 frames, finite?       (decode_first, then
+    decode_next)
+
+A module is passed in two halves, as `nnx.split` gives them: its graph is static, its weights are an
+argument.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from svgen.config import ModelSpecs
+from svgen.grid import Grid
+from svgen.models.text_encoder import TextEncoder
+from svgen.models.transformer import Transformer
+from svgen.models.vae import Vae, denormalize_latents
+from svgen.scheduler import DenoiseState, SolverTable, update
+
+Weights = nnx.State
+Graph = nnx.GraphDef
+
+
+class StepTable(NamedTuple):
+    """A `SolverTable` on the device; row i belongs to step i."""
+
+    sigmas: jax.Array  # float32 [steps]
+    times: jax.Array  # float32 [steps]
+    correct: jax.Array  # float32 [steps, 5]
+    predict: jax.Array  # float32 [steps, 3]
+
+    @classmethod
+    def of(cls, table: SolverTable) -> "StepTable":
+        """Put a table on the device."""
+        rows = (table.sigmas[:-1], table.times, table.correct, table.predict)
+        return cls(*(jnp.asarray(np.asarray(row, np.float32)) for row in rows))
+
+
+def abstract_parts(specs: ModelSpecs, dtype: jnp.dtype) -> dict[str, nnx.Module]:
+    """The three networks without weights, by upstream folder name. The VAE is float32, whatever
+    `dtype`.
+    """
+    rngs = partial(nnx.Rngs, 0)
+    return {
+        "text_encoder": nnx.eval_shape(lambda: TextEncoder(specs.text, dtype=dtype, rngs=rngs())),
+        "transformer": nnx.eval_shape(
+            lambda: Transformer(specs.transformer, dtype=dtype, rngs=rngs())
+        ),
+        "vae": nnx.eval_shape(lambda: Vae(specs.vae, dtype=jnp.float32, rngs=rngs())),
+    }
+
+
+def abstract_state(grid: Grid, channels: int, items: int = 1) -> DenoiseState:
+    """The shapes of a `DenoiseState` for videos on `grid`."""
+    shape = (items, grid.latent_frames, grid.rows, grid.columns, channels)
+    latents = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return DenoiseState(jax.ShapeDtypeStruct((), jnp.int32), latents, latents, latents, latents)
+
+
+def abstract_table(steps: int) -> StepTable:
+    """The shapes of a `StepTable`."""
+    shapes = ((steps,), (steps,), (steps, 5), (steps, 3))
+    return StepTable(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+
+
+@partial(jax.jit, static_argnames=("graph",))
+def embed(graph: Graph, weights: Weights, ids: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Encode int32 ids [B, L] of true lengths [B] as text [B, L, C], zero past each length."""
+    return nnx.merge(graph, weights)(ids, lengths)
+
+
+@partial(jax.jit, static_argnames=("graph",), donate_argnames=("state",))
+def denoise_step(
+    graph: Graph,
+    weights: Weights,
+    state: DenoiseState,
+    text: jax.Array,  # [B, L, C], or [2B, L, C] with guidance: the prompts, then the negative ones
+    table: StepTable,
+    guidance: jax.Array,  # float32 []
+) -> tuple[DenoiseState, jax.Array]:
+    """Take the step that `state` is at; also say whether its latents are finite.
+
+    With guidance g the velocity is u + g (c - u), of the conditional branch c and the unconditional
+    u, which run as one batch (classifier-free guidance, arXiv 2207.12598).
+    """
+    items = state.latents.shape[0]
+    branches = text.shape[0] // items
+    time = jnp.broadcast_to(table.times[state.step], (branches * items,))
+    latents = jnp.concatenate([state.latents] * branches)
+    velocity, _ = nnx.merge(graph, weights)(latents, time, text)
+    if branches == 2:
+        wanted, unwanted = jnp.split(velocity, 2)
+        velocity = unwanted + guidance * (wanted - unwanted)
+    row = state.step
+    state = update(state, velocity, table.sigmas[row], table.correct[row], table.predict[row])
+    return state, jnp.isfinite(state.latents).all()
+
+
+def _to_uint8(frames: jax.Array) -> tuple[jax.Array, jax.Array]:
+    levels = jnp.round((frames.clip(-1, 1) * 0.5 + 0.5) * 255)
+    return levels.astype(jnp.uint8), jnp.isfinite(frames).all()
+
+
+@partial(jax.jit, static_argnames=("graph",))
+def decode_first(graph: Graph, weights: Weights, z: jax.Array) -> tuple[jax.Array, jax.Array, Any]:
+    """Decode the first latent frame [B, 1, H, W, Z]: uint8 [B, 1, h, w, 3], finite?, cache."""
+    vae = nnx.merge(graph, weights)
+    frames, cache = vae.decode_first(denormalize_latents(z, vae.spec))
+    return *_to_uint8(frames), cache
+
+
+@partial(jax.jit, static_argnames=("graph",), donate_argnames=("cache",))
+def decode_next(
+    graph: Graph, weights: Weights, z: jax.Array, cache: Any
+) -> tuple[jax.Array, jax.Array, Any]:
+    """Decode one later latent frame [B, 1, H, W, Z]: uint8 [B, 4, h, w, 3], finite?, cache."""
+    vae = nnx.merge(graph, weights)
+    frames, cache = vae.decode_next(denormalize_latents(z, vae.spec), cache)
+    return *_to_uint8(frames), cache
+
+
+def decode(
+    graph: Graph, weights: Weights, latents: jax.Array
+) -> Iterator[tuple[jax.Array, jax.Array]]:
+    """Decode latents [B, F, H, W, Z] latent frame by latent frame; yields uint8 frames and whether
+    they are finite.
+    """
+    frames, finite, cache = decode_first(graph, weights, latents[:, :1])
+    yield frames, finite
+    for index in range(1, latents.shape[1]):
+        z = latents[:, index : index + 1]
+        frames, finite, cache = decode_next(graph, weights, z, cache)
+        yield frames, finite

@@ -1,6 +1,8 @@
-"""What can go wrong that a user can mend: kinds of error, their exit codes, and the registry of stable codes.
+"""What can go wrong that a user can mend: kinds of error, their exit codes, and the registry of
+stable codes.
 
-A message has three parts: what was given (`message`), the rule it breaks (`why`) and the way out (`hint`).
+A message has three parts: what was given (`message`), the rule it breaks (`why`) and the way out
+(`hint`).
 """
 
 from collections.abc import Sequence
@@ -21,23 +23,28 @@ class SvgenError(Exception):
         hint: str = "",
         details: dict[str, Any] | None = None,
     ):
-        assert CODES.get(code, (None,))[0] is type(self), f"{code} is not registered as {type(self)}"
+        assert CODES.get(code, (None,))[0] is type(self), (
+            f"{code} is not registered as {type(self)}"
+        )
         super().__init__(message)
         self.code, self.message, self.why, self.hint = code, message, why, hint
         self.details = details or {}
         self.problems: tuple[SvgenError, ...] = (self,)
 
     def as_json(self) -> dict[str, Any]:
-        """The `error` object of `--json`."""
-        details = dict(self.details)
+        """The `error` object of `--json`; with several problems, `details` lists all of them."""
+        body = self._alone()
         if len(self.problems) > 1:
-            details["problems"] = [problem.as_json() for problem in self.problems]
+            body["details"]["problems"] = [problem._alone() for problem in self.problems]
+        return body
+
+    def _alone(self) -> dict[str, Any]:
         return {
             "code": self.code,
             "message": self.message,
             "why": self.why,
             "hint": self.hint,
-            "details": details,
+            "details": dict(self.details),
         }
 
 
@@ -118,7 +125,10 @@ CODES: dict[str, tuple[type[SvgenError], str]] = {
     "E_AUTH": (AccessError, "the Hub refuses access to a repository"),
     "E_NETWORK": (DownloadError, "the Hub cannot be reached, or a download failed"),
     "E_OFFLINE": (DownloadError, "a file is not on disk and the network may not be used"),
-    "E_CHECKPOINT": (DownloadError, "a checkpoint is missing, incomplete, corrupt or of another shape"),
+    "E_CHECKPOINT": (
+        DownloadError,
+        "a checkpoint is missing, incomplete, corrupt or of another shape",
+    ),
     "E_DISK_FULL": (FileError, "too little space on the disk"),
     "E_WRITE": (FileError, "a file or folder cannot be written"),
     "E_READ": (FileError, "a file or folder cannot be read"),

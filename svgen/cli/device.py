@@ -59,7 +59,7 @@ class Holder:
 
 
 def tpu_chips(root: Path = ROOT) -> list[str]:
-    """List the device files of TPU chips: /dev/accel0 ..., or /dev/vfio/0 ... behind a Google device."""
+    """List the device files of TPU chips: /dev/accel0 ..., or /dev/vfio/0 ..., if Google's."""
     found = sorted((root / "dev").glob("accel[0-9]*"))
     if not found and _google_on_bus(root):
         found = sorted((root / "dev/vfio").glob("[0-9]*"))

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from svgen.config import TextSpec
+from svgen.models.layers import rms_norm
 
 MASKED = float(np.finfo(np.float32).min)  # finite: a row without any valid key must not become NaN
 
@@ -43,11 +44,8 @@ def relative_buckets(length: int, buckets: int, max_distance: int) -> np.ndarray
     return bucket[offsets + length - 1].astype(np.int32)
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """Scale a float32 x to unit mean square along its last axis, then by `scale`."""
-    square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    weights = scale.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + scale.shape)
-    return x * jax.lax.rsqrt(square + eps) * weights
+def _norm(x: jax.Array, scale: nnx.Param, eps: float) -> jax.Array:
+    return rms_norm(x, scale[...].astype(jnp.float32), eps)
 
 
 def _project(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -83,8 +81,8 @@ class EncoderLayers(nnx.Module):
 
     def __call__(self, x: jax.Array, buckets: jax.Array, valid: jax.Array) -> jax.Array:
         """Run one layer on float32 x [B, L, C]; buckets [L, L], valid [B, L] marks real keys."""
-        x = x + self._attend(rms_norm(x, self.attention_norm[...], self.eps), buckets, valid)
-        h = rms_norm(x, self.mlp_norm[...], self.eps)
+        x = x + self._attend(_norm(x, self.attention_norm, self.eps), buckets, valid)
+        h = _norm(x, self.mlp_norm, self.eps)
         h = jax.nn.gelu(_project(h, self.gate[...]), approximate=True) * _project(h, self.up[...])
         return x + _project(h, self.down[...])
 
@@ -108,7 +106,8 @@ class TextEncoder(nnx.Module):
     """UMT5's encoder with weights of one dtype; activations between layers stay in float32."""
 
     def __init__(self, spec: TextSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.buckets, self.max_distance, self.eps = spec.buckets, spec.max_distance, spec.eps
+        self.buckets, self.max_distance = spec.buckets, spec.max_distance
+        self.depth, self.eps = spec.layers, spec.eps
         table = jax.random.normal(rngs.params(), (spec.vocabulary, spec.width), jnp.float32)
         self.embedding = nnx.Param(table.astype(dtype))
         self.layers = EncoderLayers(spec, dtype=dtype, rngs=rngs)
@@ -124,9 +123,15 @@ class TextEncoder(nnx.Module):
         buckets = jnp.asarray(relative_buckets(length, self.buckets, self.max_distance))
         graph, leaves = nnx.split(self.layers)
 
-        def step(x: jax.Array, layer: nnx.State) -> tuple[jax.Array, None]:
+        def step(x: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
+            # Tied to the index, the stack is no loop constant: XLA on CPUs would otherwise keep a
+            # float32 copy of all bfloat16 layers. On TPUs this changes nothing.
+            stack, index = jax.lax.optimization_barrier((leaves, index))
+            layer = jax.tree.map(
+                lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, 0, False), stack
+            )
             return nnx.merge(graph, layer)(x, buckets, valid), None
 
         x = self.embedding[...][ids].astype(jnp.float32)
-        x, _ = jax.lax.scan(step, x, leaves)
-        return jnp.where(valid[:, :, None], rms_norm(x, self.norm[...], self.eps), 0.0)
+        x, _ = jax.lax.scan(step, x, jnp.arange(self.depth))
+        return jnp.where(valid[:, :, None], _norm(x, self.norm, self.eps), 0.0)

@@ -172,6 +172,10 @@ def test_bfloat16_weights_stay_near_float32(encoder):
     np.testing.assert_allclose(text, exact, atol=BF16_TOLERANCE)
 
 
+def abstract(spec: TextSpec) -> TextEncoder:
+    return nnx.eval_shape(lambda: TextEncoder(spec, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+
+
 def test_depth_does_not_change_the_size_of_the_program():
     def program(layers: int) -> int:
         spec = dataclasses.replace(TINY, layers=layers)
@@ -182,12 +186,14 @@ def test_depth_does_not_change_the_size_of_the_program():
     assert program(2) == program(24)
 
 
-def abstract(spec: TextSpec) -> TextEncoder:
-    return nnx.eval_shape(lambda: TextEncoder(spec, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
-
-
 def leaves(model: TextEncoder) -> dict[tuple, tuple[int, ...]]:
     return {path: leaf.shape for path, leaf in nnx.to_flat_state(nnx.state(model))}
+
+
+def test_bfloat16_layers_are_never_all_copied_to_float32():
+    spec = dataclasses.replace(TINY, width=256, mlp_width=512, layers=16)
+    memory = run.lower(abstract(spec), *padded([[1, 2]], 64)).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < memory.argument_size_in_bytes / 2
 
 
 def test_true_size_has_umt5_xxl_shapes_and_parameters():

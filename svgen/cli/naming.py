@@ -172,7 +172,8 @@ def _pieces(template: str, fields: dict[str, str | int]) -> list[tuple[str, str,
 def _check_field(template: str, name: str, fields: dict[str, str | int]) -> None:
     if name in fields:
         return
-    close = difflib.get_close_matches(name.lower(), fields, n=1, cutoff=0.5)
+    close = [field for field in fields if name.lower().startswith(field)]
+    close += difflib.get_close_matches(name.lower(), fields, n=1, cutoff=0.5)
     known = " ".join(f"{{{field}}}" for field in fields)
     raise _problem(
         f"-o {template}: there is no field {{{name}}}",

@@ -313,6 +313,7 @@ def _encode_error(target: Path, status: int, log: Iterable[str]) -> FileError:
     if full:
         hint = "free some space, or choose another disk with -o; then decode the saved latents"
         message = f"{folder} ran full while the video was written"
+        why = tail[-1] if tail else why  # the lines before say the same
         return FileError("E_DISK_FULL", message, why=why, hint=hint, details=details)
     end = f"was ended by signal {-status}" if status < 0 else f"failed with status {status}"
     hint = "decode the saved latents again; `svgen doctor` checks ffmpeg"

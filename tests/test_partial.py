@@ -101,8 +101,10 @@ def test_partial_file_of_a_killed_run_is_taken_over(tmp_path):
 def test_partial_name_that_is_a_link_is_passed_by(tmp_path):
     (tmp_path / "precious").write_text("data")
     (tmp_path / ".video.partial.mp4").symlink_to("precious")
+    (tmp_path / ".video.1.partial.mp4").symlink_to("nowhere")
     write(tmp_path / "video.mp4")
     assert (tmp_path / "precious").read_text() == "data"
+    assert not (tmp_path / "nowhere").exists()
     assert read_mp4(tmp_path / "video.mp4").frames == 5
 
 

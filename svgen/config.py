@@ -80,6 +80,10 @@ class TextSpec:
 
     def __post_init__(self) -> None:
         _check_sizes(self)
+        if self.buckets < 4 or self.max_distance <= self.buckets // 4:
+            value = (self.buckets, self.max_distance)
+            rule = "4 buckets at least, and a distance beyond a quarter of them"
+            raise _corrupt("relative_attention_num_buckets, _max_distance", value, rule)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

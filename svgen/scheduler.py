@@ -129,8 +129,8 @@ def solver_table(steps: int, shift: float) -> SolverTable:
 
 def start_state(noise: jax.Array) -> DenoiseState:
     """Begin a run at `noise`, float32 [B, F, H, W, Z]."""
-    empty = jnp.zeros_like(noise)
-    return DenoiseState(jnp.zeros((), jnp.int32), noise, empty, empty, empty)
+    empty = [jnp.zeros_like(noise) for _ in range(3)]  # three buffers: a step reuses each
+    return DenoiseState(jnp.zeros((), jnp.int32), noise, *empty)
 
 
 def update(

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from svgen.config import TextSpec
-from svgen.models.layers import rms_norm
+from svgen.models.layers import rms_norm, scan_layers
 
 MASKED = float(np.finfo(np.float32).min)  # finite: a row without any valid key must not become NaN
 
@@ -107,7 +107,7 @@ class TextEncoder(nnx.Module):
 
     def __init__(self, spec: TextSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.buckets, self.max_distance = spec.buckets, spec.max_distance
-        self.depth, self.eps = spec.layers, spec.eps
+        self.eps = spec.eps
         table = jax.random.normal(rngs.params(), (spec.vocabulary, spec.width), jnp.float32)
         self.embedding = nnx.Param(table.astype(dtype))
         self.layers = EncoderLayers(spec, dtype=dtype, rngs=rngs)
@@ -121,17 +121,10 @@ class TextEncoder(nnx.Module):
         length = ids.shape[1]
         valid = jnp.arange(length)[None, :] < lengths[:, None]  # [B, L]
         buckets = jnp.asarray(relative_buckets(length, self.buckets, self.max_distance))
-        graph, leaves = nnx.split(self.layers)
 
-        def step(x: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
-            # Tied to the index, the stack is no loop constant: XLA on CPUs would otherwise keep a
-            # float32 copy of all bfloat16 layers. On TPUs this changes nothing.
-            stack, index = jax.lax.optimization_barrier((leaves, index))
-            layer = jax.tree.map(
-                lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, 0, False), stack
-            )
-            return nnx.merge(graph, layer)(x, buckets, valid), None
+        def step(layer: EncoderLayers, x: jax.Array, _: jax.Array) -> tuple[jax.Array, None]:
+            return layer(x, buckets, valid), None
 
         x = self.embedding[...][ids].astype(jnp.float32)
-        x, _ = jax.lax.scan(step, x, jnp.arange(self.depth))
+        x, _ = scan_layers(self.layers, step, x)
         return jnp.where(valid[:, :, None], _norm(x, self.norm, self.eps), 0.0)

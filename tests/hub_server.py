@@ -48,7 +48,8 @@ class Fault:
     """What goes wrong with the body of a file (or an API call, by its path): once, or more often.
 
     drop: the connection breaks after `after` bytes; short: they come as if they were all;
-    flip: one bit is wrong; status: an HTTP error; noranges: ranges are ignored.
+    stall: after as many bytes nothing more comes, until the server ends; flip: one bit is wrong;
+    status: an HTTP error; noranges: ranges are ignored.
     """
 
     path: str
@@ -78,6 +79,7 @@ class HubServer:
 
     def __enter__(self) -> "HubServer":
         self.lock = threading.Lock()
+        self.stalled, self.ending = threading.Event(), threading.Event()
         self.servers, self.threads = [], []
         for _ in range(2):
             server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
@@ -93,6 +95,7 @@ class HubServer:
         return self
 
     def __exit__(self, *reason: object) -> None:
+        self.ending.set()
         for server, thread in zip(self.servers, self.threads, strict=True):
             server.shutdown()
             thread.join()
@@ -231,12 +234,16 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             data, status = data[start:], 206
         promised = len(data)
-        if kind in ("drop", "short"):
+        if kind in ("drop", "short", "stall"):
             data = data[: fault.after]
-        headers["Content-Length"] = str(promised if kind == "drop" else len(data))
+        headers["Content-Length"] = str(len(data) if kind == "short" else promised)
         with self.hub.lock:
             self.hub.bytes_served += len(data)
-        return self.send(status, data, headers)
+        self.send(status, data, headers)
+        if kind == "stall":
+            self.wfile.flush()
+            self.hub.stalled.set()
+            self.hub.ending.wait()
 
     def error(self, status: int, code: str) -> None:
         headers = {"X-Error-Code": code} if code else {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from svgen.catalog import entry_of
-from svgen.errors import DownloadError, FileError, UsageError, raise_all
+from svgen.errors import DownloadError, FileError, SvgenError, UsageError
 from svgen.hub import snapshot
 from svgen.hub.cache import (
     cache_folder,
@@ -111,7 +111,7 @@ def locate(
     if source.folder:
         checks = [FileCheck(path=name, problem="missing") for name in missing]
         hint = "copy the whole folder, in the layout that diffusers' save_pretrained writes"
-        raise_all([snapshot.bad_files_error(checks, model, hint)])
+        raise snapshot.bad_files_error(checks, model, hint)
     if is_offline(offline):
         raise offline_error(model, missing)
     return pull(model, progress=progress, on_plan=on_plan, patience=patience)
@@ -180,13 +180,12 @@ def verify(
     return _check_all(folder, wanted, progress)
 
 
-def require_whole(model: str, checks: list[FileCheck]) -> None:
-    """Raise one DownloadError that names every bad file and the command that mends them."""
+def bad_files(model: str, checks: list[FileCheck]) -> SvgenError | None:
+    """One error that names every bad file and the command that mends them, if there are any."""
     hint = f"svgen models pull {model} --repair"
     if parse(model).folder:
         hint = "copy or save the checkpoint folder again"
-    error = snapshot.bad_files_error(checks, model, hint)
-    raise_all([error] if error else [])
+    return snapshot.bad_files_error(checks, model, hint)
 
 
 def installed() -> list[Installed]:

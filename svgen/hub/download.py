@@ -68,6 +68,8 @@ class Link:
         """Repeat `action` until it is done. It says whether it moved forward before it failed."""
         failures = 0
         while True:
+            if self.stop.is_set():
+                raise Stopped
             wait_s = 0.0
             try:
                 if action():

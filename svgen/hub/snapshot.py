@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -68,6 +68,10 @@ class FileCheck:
         if self.problem == "hash":
             return f"{self.path} has the hash {self.actual_digest}, not {self.expected_digest}"
         return f"{self.path} is {self.problem or 'whole'}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
 
 
 def corrupt(message: str, *, why: str, hint: str, **details: Any) -> DownloadError:
@@ -240,15 +244,5 @@ def bad_files_error(checks: Sequence[FileCheck], model: str, hint: str) -> Svgen
         return None
     more = f" (and {len(bad) - 3} more files)" if len(bad) > 3 else ""
     message = f"{model}: " + "; ".join(check.message for check in bad[:3]) + more
-    files = [
-        {
-            "path": check.path,
-            "problem": check.problem,
-            "expected_bytes": check.expected_bytes,
-            "actual_bytes": check.actual_bytes,
-            "expected_digest": check.expected_digest,
-            "actual_digest": check.actual_digest,
-        }
-        for check in bad
-    ]
+    files = [check.as_json() for check in bad]
     return corrupt(message, why="a run needs every file whole", hint=hint, files=files)

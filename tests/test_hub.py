@@ -1,5 +1,6 @@
 """The real Hub client against a Hub on loopback: what is fetched, resumed, found broken, mended."""
 
+import errno
 import json
 import shutil
 import socket
@@ -284,9 +285,8 @@ def test_verify_finds_a_flipped_bit_and_repair_mends_it(server, at):
     for offline in (False, True):
         checks = verify(offline=offline)
         assert problems(checks) == {SHARD: "hash"}
-        error = error_of(
-            DownloadError, "E_CHECKPOINT", lambda checks=checks: hub.require_whole(NAME, checks)
-        )
+        error = hub.bad_files(NAME, checks)
+        assert (error.code, error.exit_code) == ("E_CHECKPOINT", 5)
         assert SHARD in error.message
         assert error.hint == f"svgen models pull {NAME} --repair"
     before = len(server.files_got())
@@ -527,7 +527,7 @@ def test_a_truncated_file_of_a_folder_is_found_by_its_header(cache, plain, no_so
     (plain / SHARD).write_bytes(data[:keep])
     checks = hub.verify(str(plain))
     assert list(problems(checks)) == [SHARD]
-    error_of(DownloadError, "E_CHECKPOINT", lambda: hub.require_whole(str(plain), checks))
+    assert SHARD in hub.bad_files(str(plain), checks).message
 
 
 def test_folders_are_never_removed_or_pulled(cache, plain, no_sockets):
@@ -540,6 +540,20 @@ def test_a_folder_in_the_way_does_not_hide_a_known_model(cache, tmp_path, monkey
     (tmp_path / NAME).mkdir()
     monkeypatch.chdir(tmp_path)
     assert hub.parse(NAME).repository == ENTRY.repository
+
+
+def test_a_folder_without_a_model_is_not_taken_for_a_repository(
+    cache, tmp_path, monkeypatch, no_sockets
+):
+    (tmp_path / "some" / "folder").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    error = error_of(UsageError, "E_MODEL", lambda: hub.locate("some/folder"))
+    assert "model_index.json" in error.why
+
+
+def test_verify_of_what_is_not_on_disk_says_how_to_get_it(cache, no_sockets):
+    error = error_of(UsageError, "E_MODEL", lambda: hub.verify(NAME))
+    assert f"svgen models pull {NAME}" in error.hint
 
 
 def test_auto_is_a_wan_model_on_a_tpu_and_the_demo_elsewhere(monkeypatch, plain):
@@ -607,3 +621,30 @@ def test_importing_the_package_loads_no_client():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_disk_that_fills_up_on_the_way_keeps_what_came(server, monkeypatch):
+    def full(self, chunk):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("svgen.hub.download._Partial.write", full)
+        error = error_of(FileError, "E_DISK_FULL", pull)
+    assert "HF_HOME" in error.hint and error.exit_code == 6
+    pull()
+    assert not problems(verify())
+
+
+def test_a_cache_that_cannot_be_written_is_named(server, cache):
+    cache.write_text("a file where a folder should be")
+    error = error_of(FileError, "E_WRITE", pull)
+    assert str(cache) in error.message and "HF_HOME" in error.hint
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "hub.example", "ftp://hub.example", "http://[::1", "http://a b"]
+)
+def test_an_endpoint_that_is_no_address(cache, monkeypatch, no_sockets, endpoint):
+    point_client_to(monkeypatch, endpoint)
+    error = error_of(UsageError, "E_VALUE", pull)
+    assert "HF_ENDPOINT" in error.message

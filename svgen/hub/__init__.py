@@ -169,9 +169,11 @@ def verify(
     """
     source = parse(model)
     folder = source.folder or snapshot_of(source)
-    if folder is None or source.folder or is_offline(offline):
-        if folder is None:
+    if folder is None:
+        if is_offline(offline):
             raise offline_error(model, list(snapshot.REQUIRED))
+        raise not_here(model)
+    if source.folder or is_offline(offline):
         names = snapshot.needed_in(folder)
         wanted = [(name, None, snapshot.cached_digest(folder / name)) for name in names]
     else:
@@ -215,9 +217,7 @@ def remove(model: str) -> int:
     source = parse_repository(model)
     folder = repository_folder(source.repository)
     if not folder.is_dir():
-        why = f"{cache_folder()} has no such repository"
-        hint = "svgen models list"
-        raise UsageError("E_MODEL", f"{model} is not on disk", why=why, hint=hint)
+        raise not_here(model)
     freed = disk_bytes(folder)
     try:
         cache = scan_cache_dir(cache_folder())
@@ -272,6 +272,13 @@ def _incomplete(source: Source, absent: list[str]) -> DownloadError:
         hint="use a repository in that layout: `svgen models list`",
         files=absent,
     )
+
+
+def not_here(model: str) -> UsageError:
+    """The error for a model to be checked or removed that is not on disk."""
+    why = f"{cache_folder()} does not hold it"
+    hint = f"svgen models list, or svgen models pull {model}"
+    return UsageError("E_MODEL", f"{model} is not on disk", why=why, hint=hint)
 
 
 def _check_all(

@@ -5,13 +5,17 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from svgen.errors import AccessError, DownloadError, FileError, SvgenError, UsageError
 from svgen.hub import snapshot
 from svgen.hub.cache import COMMIT, cache_folder
 from svgen.hub.download import BadStatus, Link, Patience, Remote, check_status
 from svgen.hub.source import Source, suggest
+
+LISTING_ATTEMPTS = 2  # without a network, say so soon
 
 
 def endpoint() -> str:
@@ -28,7 +32,7 @@ def open_link(patience: Patience | None) -> Link:
 
     from svgen import __version__
 
-    if not re.match(r"https?://[^/]", endpoint()):
+    if not _is_address(constants.ENDPOINT):
         why = "it must start with https:// or http://"
         raise UsageError("E_VALUE", "HF_ENDPOINT is no address", why=why, hint="unset HF_ENDPOINT")
     return Link(
@@ -39,6 +43,15 @@ def open_link(patience: Patience | None) -> Link:
         patience=patience or Patience(),
         stop=threading.Event(),
     )
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        sound = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+    return sound and parts.scheme in ("http", "https") and not re.search(r"\s", url)
 
 
 def http_error() -> type[Exception]:
@@ -53,6 +66,8 @@ def list_files(source: Source, link: Link) -> tuple[str, dict[str, Remote]]:
     from huggingface_hub import HfApi
 
     answer: list[Any] = []
+    attempts = min(link.patience.attempts, LISTING_ATTEMPTS)
+    link = replace(link, patience=replace(link.patience, attempts=attempts))
 
     def ask() -> bool:
         api = HfApi(library_name="svgen")

@@ -55,9 +55,10 @@ def parse(model: str) -> Source:
         return Source(name=model, folder=path)
     base, at, revision = model.partition("@")
     entry = entry_of(base)
-    if not entry and (PATH.match(model) or not _is_repository(base)):
+    a_path = bool(PATH.match(model)) or _exists(path)
+    if not entry and (a_path or not _is_repository(base)):
         why = "a model is a catalog name, organisation/repository[@revision], or a folder"
-        if PATH.match(model) or _exists(path):
+        if a_path:
             why = "a checkpoint folder holds model_index.json and one folder per part"
         raise UsageError("E_MODEL", f"unknown model {model!r}", why=why, hint=suggest(base))
     if at and not REVISION.fullmatch(revision):

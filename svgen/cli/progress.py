@@ -1,12 +1,14 @@
 """Progress of a known amount of work: silent, as one line per 10 %, or as a bar on a terminal."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 TENTHS = 10
+COLUMNS, ROWS = 80, 24
 
 
 def _amount(count: int, unit: str) -> str:
@@ -23,6 +25,14 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _size() -> dict[str, Any]:
+    """Follow the terminal's size; some terminals say 0 x 0, where tqdm shows nothing."""
+    with suppress(OSError, ValueError):
+        if os.get_terminal_size(sys.stderr.fileno()).columns > 0:
+            return {"dynamic_ncols": True}
+    return {"ncols": COLUMNS, "nrows": ROWS}
 
 
 class Bar:
@@ -82,7 +92,7 @@ class LiveBar(Bar):
             desc=label,
             unit=unit,
             file=sys.stderr,
-            dynamic_ncols=True,
+            **_size(),
             colour="green" if color else None,
             **scaled,
         )

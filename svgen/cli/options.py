@@ -20,6 +20,7 @@ from svgen.grid import RESOLUTIONS
 
 ENVIRONMENT_PREFIX = "SVGEN"
 CONTEXT = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": ENVIRONMENT_PREFIX}
+LONGEST_HELP = 400  # characters
 DEVICES = ("auto", "tpu", "cpu", "gpu")
 LIBRARIES = ("absl", "flax", "huggingface_hub", "jax", "jaxlib", "tokenizers", "urllib3")
 QUIET_ENVIRONMENT = {  # read by native code and by huggingface_hub when they load
@@ -43,6 +44,16 @@ class Group(click.Group):
             for key, value in CONTEXT.items():
                 command.context_settings.setdefault(key, value)
         return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with their whole first sentence; click would cut it."""
+        rows = []
+        for name in self.list_commands(context):
+            command = self.get_command(context, name)
+            if command is not None and not command.hidden:
+                rows.append((name, command.get_short_help_str(limit=LONGEST_HELP)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def resolve_command(self, context: click.Context, args: list[str]) -> Any:
         """Find the command that the first argument names; only whole names count."""

@@ -132,6 +132,12 @@ def test_help_lists_every_command_and_fits_a_screen(capsys):
     assert max(map(len, lines)) <= 80
 
 
+def test_help_of_a_group_cuts_no_sentence(capsys):
+    assert run(["models", "-h"]) == 0
+    shown = capsys.readouterr().out
+    assert "..." not in shown.partition("Commands:")[2]
+
+
 def test_version_names_svgen_first(capsys):
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == version_line() + "\n"

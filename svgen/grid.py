@@ -98,8 +98,12 @@ def grid_of(width_px: int, height_px: int, frames: int, rules: Rules) -> Grid:
 
 
 def _size_ok(width_px: int, height_px: int, rules: Rules) -> bool:
-    if (width_px, height_px) == RESOLUTIONS["1080p"]:
-        return rules.stride * rules.patch[1] == 16  # the one size that is cropped
+    if (width_px, height_px) == RESOLUTIONS["1080p"] and _sides_ok(width_px, 1088, rules):
+        return True  # the one size that is cropped
+    return _sides_ok(width_px, height_px, rules)
+
+
+def _sides_ok(width_px: int, height_px: int, rules: Rules) -> bool:
     steps = (rules.stride * rules.patch[2], rules.stride * rules.patch[1])
     return all(
         side % step == 0 and step <= side <= min(MAX_SIDE_PX, step * rules.max_positions)
@@ -149,8 +153,8 @@ def frames_problem(frames: int, rules: Rules) -> SvgenError | None:
     """Say what is wrong with a number of frames, naming the nearest valid; None if nothing is."""
     if _frames_ok(frames, rules):
         return None
-    near = sorted(range(1, MAX_FRAMES + 1), key=lambda other: (abs(other - frames), other))
-    valid = [other for other in near if _frames_ok(other, rules)][:2]
+    valid = [other for other in range(1, MAX_FRAMES + 1) if _frames_ok(other, rules)]
+    valid = sorted(valid, key=lambda other: (abs(other - frames), other))[:2]
     return UsageError(
         "E_FRAMES",
         f"--frames {frames} cannot be made by this model",

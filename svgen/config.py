@@ -4,6 +4,7 @@ construction.
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
@@ -14,13 +15,18 @@ TEXT_TOKENS = (
     512  # the text encoder reads, and cross-attention sees, this many tokens (padding included)
 )
 MAX_DIMENSION = 1 << 20  # no single size in a config is larger; anything above is a corrupt file
-NONNEGATIVE = frozenset({"seed"})  # whole numbers that may be zero; every other one is at least 1
+MAX_REPEATS = {"num_layers": 1024, "num_res_blocks": 64}  # each is built, or named by tensor
+MAX_LEVELS = 8  # of the VAE
+SHOWN_LETTERS = 100  # of a value in a message
 
 
 def _corrupt(name: str, value: object, rule: str) -> SvgenError:
+    shown = repr(value)
+    if len(shown) > SHOWN_LETTERS:
+        shown = f"{shown[:SHOWN_LETTERS]}..."
     return DownloadError(
         "E_CHECKPOINT",
-        f"config.json has {name} = {value!r}",
+        f"config.json has {name} = {shown}",
         why=rule,
         hint="fetch the model again with `svgen models verify NAME`, or use another checkpoint",
     )
@@ -33,20 +39,39 @@ def _check_sizes(spec: Any) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, bool) or not isinstance(number, int):
                 continue
-            least = 0 if item.name in NONNEGATIVE else 1
-            if not least <= number <= MAX_DIMENSION:
-                raise _corrupt(item.name, value, f"it must lie between {least} and {MAX_DIMENSION}")
+            _check_size(item.name, number)
+
+
+def _check_size(name: str, number: int) -> None:
+    most = MAX_REPEATS.get(name, MAX_DIMENSION)
+    if not 1 <= number <= most:
+        raise _corrupt(name, number, f"it must lie between 1 and {most}")
+
+
+def _check_product(name: str, *factors: int) -> None:
+    """Sizes that are fine one by one may still make a width that no file can hold."""
+    if math.prod(factors) > MAX_DIMENSION:
+        raise _corrupt(name, factors, f"their product must be at most {MAX_DIMENSION}")
+
+
+def _check_eps(name: str, eps: float) -> None:
+    if not 0 < eps < 1:
+        raise _corrupt(name, eps, "it must lie between 0 and 1")
 
 
 def _read(config: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
     """Take one typed value from an upstream config; a missing one needs a default."""
     value = config.get(name, default)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) < 1e300 else math.inf
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _corrupt(name, value, "it must be finite")
     if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise _corrupt(name, value, f"it must be of type {kind.__name__}")
+    if kind is int:
+        _check_size(name, value)
     return value
 
 
@@ -80,10 +105,13 @@ class TextSpec:
 
     def __post_init__(self) -> None:
         _check_sizes(self)
+        _check_eps("layer_norm_epsilon", self.eps)
+        _check_product("num_heads, d_kv", self.heads, self.head_dim)
         if self.buckets < 4 or self.max_distance <= self.buckets // 4:
             value = (self.buckets, self.max_distance)
             rule = "4 buckets at least, and a distance beyond a quarter of them"
-            raise _corrupt("relative_attention_num_buckets, _max_distance", value, rule)
+            name = "relative_attention_num_buckets, relative_attention_max_distance"
+            raise _corrupt(name, value, rule)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -124,10 +152,16 @@ class TransformerSpec:
 
     def __post_init__(self) -> None:
         _check_sizes(self)
+        _check_eps("eps", self.eps)
         if len(self.patch) != 3:
             raise _corrupt("patch_size", self.patch, "it must hold three numbers")
         if self.head_dim % 2 or self.head_dim < 6:
             raise _corrupt("attention_head_dim", self.head_dim, "it must be even and at least 6")
+        if self.frequency_width % 2:
+            raise _corrupt("freq_dim", self.frequency_width, "it must be even")
+        _check_product("num_attention_heads, attention_head_dim", self.heads, self.head_dim)
+        cells = math.prod(self.patch)
+        _check_product("patch_size, channels", cells, max(self.in_channels, self.out_channels))
 
     @property
     def width(self) -> int:
@@ -172,6 +206,9 @@ class VaeSpec:
 
     def __post_init__(self) -> None:
         _check_sizes(self)
+        if len(self.multipliers) > MAX_LEVELS:
+            raise _corrupt("dim_mult", self.multipliers, f"it must hold {MAX_LEVELS} at most")
+        _check_product("base_dim, dim_mult", self.base_width, max(self.multipliers))
         if len(self.temporal_downsample) != len(self.multipliers) - 1:
             rule = f"it must hold {len(self.multipliers) - 1} values, one less than dim_mult"
             raise _corrupt("temperal_downsample", self.temporal_downsample, rule)

@@ -22,9 +22,9 @@ from flax import nnx
 from jax import lax
 
 from svgen.config import VaeSpec
+from svgen.models.convolution import TIME_TAPS, convolve_frames, convolve_video
 
 COLORS = 3
-TIME_TAPS = 3  # frames a causal convolution sees: the current one and two before it
 NORM_FLOOR = 1e-12  # smallest vector length a norm divides by
 LOG_VARIANCE_RANGE = (-30.0, 20.0)
 QUERY_BLOCK = 1024  # queries per block of the attention: it holds QUERY_BLOCK * h * w scores
@@ -52,34 +52,6 @@ def _statistics(z: jax.Array, spec: VaeSpec) -> tuple[jax.Array, jax.Array]:
 def _along_channels(vector: jax.Array, x: jax.Array) -> jax.Array:
     """Give a vector [C] as many axes as x [..., C] has."""
     return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
-
-
-def convolve_frames(
-    x: jax.Array, kernel: jax.Array, *, stride: int = 1, padding: tuple[int, int] | None = None
-) -> jax.Array:
-    """Convolve each frame of x [B, T, h, w, C] with a kernel [k, k, C, O].
-
-    `padding` is zeros before and after, along rows and columns alike; None keeps the size.
-    """
-    before, after = padding or (kernel.shape[0] // 2,) * 2
-    y = lax.conv_general_dilated(
-        x.reshape(-1, *x.shape[2:]),
-        kernel,
-        (stride, stride),
-        ((before, after), (before, after)),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-    return y.reshape(*x.shape[:2], *y.shape[1:])
-
-
-def convolve_video(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
-    """Convolve x [B, T+2, h, w, C] with a kernel [3, k, k, C, O] -> [B, T, h, w, O].
-
-    It is a sum over the three time taps of convolutions of single frames; `stride` is along time.
-    """
-    last = x.shape[1] - TIME_TAPS + 1
-    taps = (x[:, tap : tap + last : stride] for tap in range(TIME_TAPS))
-    return sum(convolve_frames(part, kernel[tap]) for tap, part in enumerate(taps))
 
 
 class Convolution(nnx.Module):

@@ -4,14 +4,16 @@ strictly.
 Everything is checked from the headers before a byte of weights is read, and all complaints come in
 one error: every upstream tensor is used once or on a written list of ignored ones, every leaf is
 filled once. Leaves are then built one by one, cast and placed on the device, so host memory stays
-near the target plus one leaf.
+near the target plus one leaf. Tensors are read, not mapped: mapped pages count as memory, and a
+file cut meanwhile would kill the process.
 """
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,16 @@ from svgen.models.keys import IGNORED, Target
 
 MAX_JSON_BYTES = 16 << 20
 SHOWN = 8  # complaints of one kind that a message spells out
-FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+SHOWN_LETTERS = 200  # of one name
+CHUNK = 1 << 22  # numbers of two tensors that are compared at a time
+FLOATS = {  # safetensors' names
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
+    "F8_E4M3": np.dtype(jnp.float8_e4m3fn),
+    "F8_E5M2": np.dtype(jnp.float8_e5m2),
+}
 STEMS = {"text_encoder": "model"}  # file name without suffix; other parts: DEFAULT_STEM
 DEFAULT_STEM = "diffusion_pytorch_model"
 
@@ -57,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise _bad(f"{path} cannot be read", error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise _bad(f"{path} is not valid JSON", str(error)) from error
+        raise _bad(f"{path} is not valid JSON", _shown(str(error))) from error
     if not isinstance(value, dict):
         raise _bad(f"{path} holds {type(value).__name__}", "it must hold a JSON object")
     return value
@@ -79,6 +90,7 @@ class Stored:
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    start: int  # of its bytes in the file
 
 
 def _open(path: Path) -> Any:
@@ -88,17 +100,38 @@ def _open(path: Path) -> Any:
         raise _bad(f"{path} is missing", "the checkpoint is incomplete") from error
     except (SafetensorError, OSError) as error:
         size = path.stat().st_size if path.exists() else 0
-        why = f"the file is truncated or corrupt ({error}); it has {size} bytes"
+        why = f"the file is truncated or corrupt ({_shown(str(error))}); it has {size} bytes"
         raise _bad(f"{path} cannot be read", why, bytes=size) from error
 
 
 def _headers(path: Path) -> dict[str, Stored]:
-    with _open(path) as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        return {
-            name: Stored(path, part.get_dtype(), tuple(part.get_shape()))
-            for name, part in slices.items()
-        }
+    """Every tensor of one file. The library checks the header and its offsets; it does not say
+    where a tensor lies, so the header is read once more.
+    """
+    with _open(path):
+        pass
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    return {
+        name: Stored(path, one["dtype"], tuple(one["shape"]), 8 + length + one["data_offsets"][0])
+        for name, one in header.items()
+        if name != "__metadata__"
+    }
+
+
+def _read(stored: Stored, first: int, count: int) -> np.ndarray:
+    """Read `count` numbers of a tensor from the one at `first` on, flat, in the file's type."""
+    dtype = FLOATS[stored.dtype]
+    try:
+        with open(stored.file, "rb") as file:
+            file.seek(stored.start + first * dtype.itemsize)
+            numbers = np.fromfile(file, dtype, count)
+    except OSError as error:
+        raise _bad(f"{stored.file} cannot be read", error.strerror or str(error)) from error
+    if len(numbers) != count:
+        raise _bad(f"{stored.file} cannot be read", "it became shorter while it was read")
+    return numbers
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -112,7 +145,7 @@ def _weight_map(index: Path) -> dict[str, str]:
             or Path(file).name != file
             or not file.endswith(".safetensors")
         ):
-            raise _bad(f"{index} names the file {file!r}", "shards lie beside the index")
+            raise _bad(f"{index} names the file {_shown(file)}", "shards lie beside the index")
     return mapping
 
 
@@ -130,41 +163,45 @@ def _stored(folder: Path, part: str) -> dict[str, Stored]:
     missing = [file for file in files if not (folder / part / file).is_file()]
     if missing:
         why = f"{index.name} lists {len(files)} shards, {len(missing)} of them are not there"
-        raise _bad(f"{folder / part}: missing {', '.join(missing[:SHOWN])}", why, files=missing)
-    found = {}
+        raise _bad(f"{folder / part}: missing {_some(missing)}", why, files=missing)
+    found, stale = {}, set()
     for file in files:
-        found.update(_headers(folder / part / file))
-    stale = sorted(set(found) ^ set(mapping))
-    stale += sorted(
-        name for name in set(found) & set(mapping) if found[name].file.name != mapping[name]
-    )
+        for name, one in _headers(folder / part / file).items():
+            if mapping.get(name) == file:
+                found[name] = one
+            else:
+                stale.add(name)
+    stale = sorted(stale | (set(mapping) - set(found)))
     if stale:
         why = "the index belongs to other shards than those beside it"
         raise _bad(f"{index} is stale for {_some(stale)}", why, tensors=stale)
     return found
 
 
+def _shown(name: object) -> str:
+    """A name out of a file, as text of one line."""
+    text = name if isinstance(name, str) and name.isprintable() and name else repr(name)
+    return text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}..."
+
+
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    return ", ".join(map(_shown, names[:SHOWN])) + more
 
 
-def _arranged_shape(stored: Stored, target: Target) -> tuple[int, ...] | None:
-    """The shape a tensor has once split, transposed and joined; None if it does not fit the target
-    at all.
-    """
-    shape = stored.shape
-    if target.split is not None:
-        if np.prod(shape) != np.prod(target.split):
-            return None
-        shape = target.split
-    if target.axes is not None:
-        if len(target.axes) != len(shape):
-            return None
-        shape = tuple(shape[axis] for axis in target.axes)
-    if target.shape is not None:
-        return target.shape if np.prod(shape) == np.prod(target.shape) else None
-    return shape
+def _fits(stored: Stored, target: Target, want: tuple[int, ...]) -> bool:
+    """Whether a tensor has upstream's shape of what becomes `want`, but for axes of length 1."""
+    if target.stored is not None:
+        return stored.shape == target.stored
+    if target.axes is None:
+        shape = stored.shape
+    elif len(target.axes) == len(stored.shape):
+        shape = tuple(stored.shape[axis] for axis in target.axes)
+    else:
+        return False
+    if target.shape is None:
+        return shape == want
+    return [side for side in shape if side != 1] == [side for side in want if side != 1]
 
 
 def _arrange(tensor: np.ndarray, target: Target) -> np.ndarray:
@@ -205,7 +242,7 @@ def _complaints(
     wrong = []
     for name in sorted(set(stored) & set(keys)):
         want = _leaf_shape(leaves[keys[name].path], keys[name])
-        if _arranged_shape(stored[name], keys[name]) != want:
+        if not _fits(stored[name], keys[name], want):
             have = "x".join(map(str, stored[name].shape))
             wrong.append(f"{name} ({have}, for {'x'.join(map(str, want))})")
     types = [f"{name} ({one.dtype})" for name, one in stored.items() if one.dtype not in FLOATS]
@@ -235,17 +272,41 @@ def _read_leaf(
 ) -> np.ndarray:
     """Build one leaf on the host from all its tensors, cast to the leaf's type."""
     out = np.empty(leaf.shape, leaf.dtype)
-    by_file = defaultdict(list)
     for name, target in sources:
-        by_file[stored[name].file].append((name, target))
-    for path, group in by_file.items():
-        with _open(path) as file:  # opened again for each leaf: pages read so far leave memory
-            for name, target in group:
-                tensor = file.get_tensor(name)
-                _check_not_zero(name, path, tensor, part)
-                where = ... if target.layer is None else target.layer
-                out[where] = _arrange(tensor, target)
+        one = stored[name]
+        tensor = _read(one, 0, math.prod(one.shape)).reshape(one.shape)
+        _check_not_zero(name, one.file, tensor, part)
+        where = ... if target.layer is None else target.layer
+        out[where] = _arrange(tensor, target)
     return out
+
+
+def _differ(one: Stored, other: Stored, dtype: np.dtype) -> bool:
+    """Whether two tensors differ as `dtype`, read a chunk at a time; NaN equals NaN."""
+    size = math.prod(one.shape)
+    for first in range(0, size, CHUNK):
+        count = min(CHUNK, size - first)
+        pair = [_read(tensor, first, count).astype(dtype) for tensor in (one, other)]
+        if not np.array_equal(*pair, equal_nan=True):
+            return True
+    return False
+
+
+def _check_aliases(
+    stored: Mapping[str, Stored],
+    keys: Mapping[str, Target],
+    leaves: Mapping[Path_, jax.ShapeDtypeStruct],
+) -> None:
+    """Two names for one tensor may both be stored; then they must hold the same numbers."""
+    read: dict[Target, str] = {}
+    for name, target in keys.items():
+        if name not in stored:
+            continue
+        first = read.setdefault(replace(target, optional=False), name)
+        if first != name and _differ(stored[first], stored[name], leaves[target.path].dtype):
+            files = dict.fromkeys(str(stored[one].file) for one in (first, name))
+            message = f"{first} and {name} differ in {' and '.join(files)}"
+            raise _bad(message, "they are two names for one tensor", tensors=[first, name])
 
 
 def _sources(
@@ -283,6 +344,7 @@ def load_module(
     complaints = _complaints(stored, keys, leaves, part)
     if complaints:
         raise _bad(f"{folder / part} does not fit its config.json", "; ".join(complaints))
+    _check_aliases(stored, keys, leaves)
     sources = _sources(stored, keys)
     filled = {}
     for path, variable in flat.items():

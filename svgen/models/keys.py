@@ -18,7 +18,8 @@ class Target:
     `path` names the leaf in the module's nnx state. On the way the tensor is reshaped to `split`,
     transposed by `axes` and reshaped to `shape` (each None: left as it is). `layer` is the index
     along the leading axis of a leaf that stacks all layers (None: the tensor is the whole leaf).
-    `optional` tensors may be absent.
+    `optional` tensors may be absent. `stored` is upstream's shape, needed where reshaping would let
+    another one pass.
     """
 
     path: tuple[str | int, ...]
@@ -27,6 +28,7 @@ class Target:
     shape: tuple[int, ...] | None = None
     layer: int | None = None
     optional: bool = False
+    stored: tuple[int, ...] | None = None
 
 
 # Upstream tensors that are read by nobody here, as regular expressions that match the whole name.
@@ -50,7 +52,13 @@ def _rotated(
     not change.
     """
     heads, half, width = spec.heads, spec.head_dim // 2, spec.width
-    vector = {"split": (heads, half, 2), "axes": (0, 2, 1), "shape": (width,), "layer": layer}
+    vector = {
+        "split": (heads, half, 2),
+        "axes": (0, 2, 1),
+        "shape": (width,),
+        "layer": layer,
+        "stored": (width,),
+    }
     part, letter = ours
     kernel = Target(
         path=(*ours, "kernel"),
@@ -58,6 +66,7 @@ def _rotated(
         axes=(3, 0, 2, 1),
         shape=(width, width),
         layer=layer,
+        stored=(width, width),
     )
     return {
         f"{theirs}.to_{letter}.weight": kernel,
@@ -94,9 +103,14 @@ def transformer_keys(spec: TransformerSpec) -> dict[str, Target]:
     fills.
     """
     cells = spec.patch[0] * spec.patch[1] * spec.patch[2]
-    kernel = (cells * spec.in_channels, spec.width)
+    patch = Target(
+        path=("patch_in", "kernel"),
+        axes=CONV3D,
+        shape=(cells * spec.in_channels, spec.width),
+        stored=(spec.width, spec.in_channels, *spec.patch),
+    )
     keys = {
-        "patch_embedding.weight": Target(path=("patch_in", "kernel"), axes=CONV3D, shape=kernel),
+        "patch_embedding.weight": patch,
         "patch_embedding.bias": Target(path=("patch_in", "bias")),
         "scale_shift_table": Target(path=("modulation",), shape=(2, spec.width)),
     }

@@ -1,23 +1,29 @@
 """Saves what a run has paid for, atomically: latents with the request they came from."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from svgen import __version__
 from svgen.config import Request
-from svgen.errors import FileError, SvgenError, UsageError
+from svgen.errors import SvgenError, UsageError
+from svgen.partial import partial_file, sync, write_error
 
 SCHEMA = "svgen.latents/1"
-DISK_FULL = (28, 122)  # ENOSPC, EDQUOT
+LEAST = {  # whole numbers of a request
+    **dict.fromkeys(("width_px", "height_px", "frames", "steps"), 1),
+    **dict.fromkeys(("seed", "item"), 0),
+}
+MOST = 2**63 - 1
+SHOWN_LETTERS = 100  # of a value in a message
 
 
 def latents_path(video: Path, request: Request) -> Path:
@@ -27,35 +33,19 @@ def latents_path(video: Path, request: Request) -> Path:
 
 def save_latents(path: Path, latents: np.ndarray, request: Request) -> None:
     """Write latents [1, F, H, W, Z] and their request; the file appears whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
     metadata = {
         "schema": SCHEMA,
         "svgen": __version__,
         "request": json.dumps(request.as_json(), ensure_ascii=True),
     }
-    try:
-        save_file({"latents": np.ascontiguousarray(latents, np.float32)}, partial, metadata)
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise _not_written(path, error) from error
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
-
-
-def _not_written(path: Path, error: Exception) -> SvgenError:
-    full = getattr(error, "errno", None) in DISK_FULL or "No space left" in str(error)
-    return FileError(
-        "E_DISK_FULL" if full else "E_WRITE",
-        f"the latents cannot be written to {path}",
-        why=getattr(error, "strerror", None) or str(error),
-        hint="free some space, or choose another folder with -o",
-    )
+    data = save({"latents": np.ascontiguousarray(latents, np.float32)}, metadata)
+    with partial_file(path) as partial:
+        try:
+            partial.write_bytes(data)
+            sync(partial)
+            os.replace(partial, path)
+        except OSError as error:
+            raise write_error(path, error) from error
 
 
 def _no_latents(path: Path, why: str) -> SvgenError:
@@ -76,11 +66,13 @@ def load_latents(path: Path) -> tuple[np.ndarray, Request]:
                 raise _no_latents(path, f"its header does not say {SCHEMA}")
             if list(file.keys()) != ["latents"]:
                 raise _no_latents(path, "it must hold one tensor, named latents")
+            part = file.get_slice("latents")
+            dtype, shape = part.get_dtype(), part.get_shape()
+            if dtype != "F32" or len(shape) != 5 or shape[0] != 1:
+                raise _no_latents(path, f"latents are {dtype}{shape}, not F32[1, F, H, W, Z]")
             latents = file.get_tensor("latents")
     except (OSError, SafetensorError) as error:
         raise _no_latents(path, str(error)) from error
-    if latents.ndim != 5 or latents.shape[0] != 1 or latents.dtype != np.float32:
-        raise _no_latents(path, f"latents are {latents.dtype}{list(latents.shape)}")
     try:
         request = request_from_json(json.loads(metadata.get("request", "")))
     except (ValueError, RecursionError) as error:
@@ -97,7 +89,7 @@ def request_from_json(values: Any) -> Request:
     known = {item.name: item.type for item in fields(Request)}
     unknown = sorted(set(values) - set(known))
     if unknown:
-        raise ValueError(f"unknown field {unknown[0]!r}")
+        raise ValueError(f"unknown field {repr(unknown[0])[:SHOWN_LETTERS]}")
     checked = {name: _typed(name, value, known[name]) for name, value in values.items()}
     try:
         return Request(**checked)
@@ -106,8 +98,17 @@ def request_from_json(values: Any) -> Request:
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool) and kind is float:
+    """Check one field's type, and that a number is one that a run could have had."""
+    shown = repr(value)[:SHOWN_LETTERS]
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if whole and abs(value) > MOST:
+        raise ValueError(f"{name} = {shown} is too large")
+    if whole and kind is float:
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{name} = {value!r} is not of type {getattr(kind, '__name__', kind)}")
+        raise ValueError(f"{name} = {shown} is not of type {getattr(kind, '__name__', kind)}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"{name} = {shown} is not finite")
+    if name in LEAST and value < LEAST[name]:
+        raise ValueError(f"{name} = {shown} is less than {LEAST[name]}")
     return value

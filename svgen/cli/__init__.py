@@ -15,7 +15,7 @@ import click
 
 from svgen import __version__
 from svgen.cli.endings import Terminated
-from svgen.cli.options import CONTEXT, Group, command_name, run_reported
+from svgen.cli.options import CONTEXT, Group, command_name, run_reported, spell_json
 from svgen.cli.output import Console, abandon_stdout, truthy
 
 COMMANDS = {  # name -> its line in the help
@@ -24,6 +24,7 @@ COMMANDS = {  # name -> its line in the help
     "models": "List, fetch, verify and remove models.",
     "presets": "List, show and check presets.",
     "doctor": "Check this machine: versions, TPU, memory, disk, network.",
+    "completion": "Print a script that completes commands in a shell.",
 }
 EXAMPLES = """\b
 Examples:
@@ -85,10 +86,12 @@ def cli() -> None:
     """Turn prompts into videos with Wan's diffusion transformers in JAX, on TPUs."""
 
 
-def _wants_json(args: Sequence[str]) -> bool:
-    """Whether errors before a command has its console are JSON too."""
+def _json_form(args: Sequence[str]) -> str:
+    """Whether, and how, errors before a command has its console are JSON too."""
     flags = args[: args.index("--")] if "--" in args else args
-    return "--json" in flags or truthy(os.environ.get("SVGEN_JSON"))
+    asked = [flag for flag in flags if flag.startswith("--json=")]
+    form = asked[-1].partition("=")[2] if asked else os.environ.get("SVGEN_JSON", "")
+    return form if truthy(form) else ""
 
 
 def _named_command(args: Sequence[str], error: BaseException) -> str:
@@ -109,10 +112,11 @@ def _parse_and_run(args: list[str]) -> int:
 
 def run(args: Sequence[str]) -> int:
     """Run one command line (without the program's name) and return its exit code."""
+    args = spell_json(args)
     try:
-        return _parse_and_run(list(args))
+        return _parse_and_run(list(args))  # click empties the list
     except click.exceptions.NoArgsIsHelpError as error:
-        if not _wants_json(args):
+        if not _json_form(args):
             click.echo(error.ctx.get_help(), err=True)
             return error.exit_code
         failure: BaseException = click.UsageError("a command is missing", ctx=error.ctx)
@@ -121,13 +125,21 @@ def run(args: Sequence[str]) -> int:
         return 0
     except (Exception, KeyboardInterrupt) as error:
         failure = error
-    console = Console(_named_command(args, failure), json=_wants_json(args))
+    form = _json_form(args)
+    named = _named_command(args, failure)
+    console = Console(named, json=bool(form), events=form == "events")
     run_reported(console, lambda: console.crash(failure))
     return console.exit_code
 
 
 def _terminate(*_: Any) -> NoReturn:
     raise Terminated
+
+
+def _interrupt(*_: Any) -> NoReturn:
+    """Stop in good order at the first Ctrl-C; the second ends the process at once."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def main() -> NoReturn:
@@ -138,6 +150,8 @@ def main() -> NoReturn:
                 errors="backslashreplace"
             )  # a path or prompt that the terminal cannot show
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
+        signal.signal(signal.SIGINT, _interrupt)
     if os.environ.get("_SVGEN_COMPLETE"):  # a shell asks for completions
         cli.main(sys.argv[1:], prog_name="svgen")
     sys.exit(run(sys.argv[1:]))

@@ -8,13 +8,14 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 import click
 
-from svgen.cli.output import DEBUG, Console
+from svgen import __version__
+from svgen.cli.output import DEBUG, Console, truthy
 from svgen.errors import UsageError
 from svgen.grid import RESOLUTIONS
 
@@ -22,6 +23,8 @@ ENVIRONMENT_PREFIX = "SVGEN"
 CONTEXT = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": ENVIRONMENT_PREFIX}
 LONGEST_HELP = 400  # characters
 DEVICES = ("auto", "tpu", "cpu", "gpu")
+JSON_FORMS = ("object", "events")
+SHOW_ALL = "svgen.show_all"  # key in a context's meta
 LIBRARIES = ("absl", "flax", "huggingface_hub", "jax", "jaxlib", "tokenizers", "urllib3")
 QUIET_ENVIRONMENT = {  # read by native code and by huggingface_hub when they load
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -68,6 +71,67 @@ class Group(click.Group):
                 or f"{context.command_path} --help",
             )
         return super().resolve_command(context, args)
+
+
+class Rare(click.Option):
+    """An option that only `--help-all` shows."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Its line in the help."""
+        return super().get_help_record(ctx) if ctx.meta.get(SHOW_ALL) else None
+
+
+def rare_option(*names: str, **settings: Any) -> Callable:
+    """Like `click.option`, for a flag that few need."""
+    return click.option(*names, cls=Rare, **settings)
+
+
+def _print_all(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        context.meta[SHOW_ALL] = True
+        click.echo(context.get_help())
+        context.exit()
+
+
+def help_all_option(body: Callable) -> Callable:
+    """Add `--help-all`, which also shows the flags that few need."""
+    return click.option(
+        "--help-all",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        allow_from_autoenv=False,
+        callback=_print_all,
+        help="Show every flag.",
+    )(body)
+
+
+def spell_json(args: Sequence[str]) -> list[str]:
+    """Write `--json` as `--json=object`, so that it never takes the next argument for its value."""
+    end = args.index("--") if "--" in args else len(args)
+    spelled = ("--json=object" if arg == "--json" else arg for arg in args[:end])
+    return [*spelled, *args[end:]]
+
+
+class JsonForm(click.ParamType):
+    """What `--json` asks for: `object`, `events`, or nothing (empty)."""
+
+    name = "form"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> str:
+        """Read a form; a variable of the environment may also be a plain switch."""
+        if value in ("", *JSON_FORMS):
+            return value
+        if value.lower() in ("1", "true", "yes", "on"):
+            return JSON_FORMS[0]
+        if not truthy(value):
+            return ""
+        raise UsageError(
+            "E_USAGE",
+            f"--json={value} is not known",
+            why="the result is one object, or a line for each event with the result as the last",
+            hint="--json or --json=events",
+        )
 
 
 class Resolution(click.ParamType):
@@ -141,8 +205,14 @@ def device_option(body: Callable) -> Callable:
 def output_options(body: Callable) -> Callable:
     """Add `-q`, `-v`, `--json` and `--no-color`."""
     for option in (
-        click.option("--no-color", is_flag=True, help="No colours, whatever the terminal."),
-        click.option("--json", is_flag=True, help="Print one JSON object on stdout."),
+        rare_option("--no-color", is_flag=True, help="No colours, whatever the terminal."),
+        click.option(
+            "--json",
+            type=JsonForm(),
+            default="",
+            metavar="[=events]",
+            help="One JSON object on stdout; =events: JSON lines.",
+        ),
         click.option("-v", "--verbose", count=True, help="Say more; -vv adds logs of JAX."),
         click.option("-q", "--quiet", count=True, help="Only errors; -qq not even those."),
     ):
@@ -158,14 +228,16 @@ def with_console(body: Callable[..., None]) -> Callable[..., None]:
 
     @output_options
     @functools.wraps(body)
-    def command(*, quiet: int, verbose: int, json: bool, no_color: bool, **arguments: Any) -> None:
+    def command(*, quiet: int, verbose: int, json: str, no_color: bool, **arguments: Any) -> None:
         console = Console(
             command_name(click.get_current_context()),
             verbosity=verbose - quiet,
-            json=json,
+            json=bool(json),
+            events=json == "events",
             color=False if no_color else None,
         )
         hush_libraries(console.verbosity)
+        console.event("start", command=console.command, version=__version__)
         run_reported(console, lambda: body(console, **arguments))
         raise click.exceptions.Exit(console.exit_code)
 

@@ -7,22 +7,24 @@
     verbose      -v      also stages and their times
     debug        -vv     also tracebacks and the logs of JAX
 
-stdout always carries the result, whatever the level.
+stdout always carries the result, whatever the level: lines; with `--json` one object; with
+`--json=events` one object a line while the run goes on, and that same object last.
 """
 
 import json
 import os
+import shutil
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from svgen import __version__
 from svgen.cli.endings import explain
-from svgen.cli.progress import Bar, LiveBar, PlainBar
+from svgen.cli.progress import Bar, LiveBar, PlainBar, ReportedBar
 from svgen.errors import FileError, SvgenError
 
 QUIET, NORMAL, VERBOSE, DEBUG = -1, 0, 1, 2
@@ -83,9 +85,11 @@ class Console:
         *,
         verbosity: int = NORMAL,
         json: bool = False,
+        events: bool = False,
         color: bool | None = None,
     ):
         self.command, self.verbosity, self.json, self.color = command, verbosity, json, color
+        self.events = events  # of the run, as JSON lines; only with `json`
         self.warnings: list[str] = []
         self.timings: dict[str, float] = {}  # stage -> seconds
         self.exit_code = 0
@@ -134,6 +138,11 @@ class Console:
         if error is not None:
             self.fail(error)
 
+    def event(self, kind: str, **values: Any) -> None:
+        """Tell a program what goes on: start, stage, step, saved. Nothing without events."""
+        if self.events:
+            self._emit(json.dumps({"event": kind, **values}, default=_plain) + "\n")
+
     def fail(self, error: SvgenError) -> None:
         """Report an error, in three lines for each of its problems; JSON follows in `finish`."""
         self._error, self.exit_code = error, error.exit_code
@@ -164,14 +173,23 @@ class Console:
             "warnings": self.warnings,
             "error": self._error.as_json() if self._error else None,
         }
+        body = {"event": "result", **body} if self.events else body
         self._emit(json.dumps(body, default=_plain, allow_nan=False) + "\n")
 
     @contextmanager
     def bar(self, total: int | None, label: str, unit: str = "step") -> Iterator[Bar]:
         """Show progress with time left: a bar on a terminal, else a line per 10 %, with -q nothing.
 
-        Unit "B" counts bytes and is shown in kB, MB, GB.
+        Unit "B" counts bytes and is shown in kB, MB, GB. Each step is an event.
         """
+        with self._shown_bar(total, label, unit) as bar:
+            yield ReportedBar(bar, self._report_step) if self.events else bar
+
+    def _report_step(self, bar: Bar) -> None:
+        self.event("step", name=bar.label, done=bar.done, total=bar.total, unit=bar.unit)
+
+    @contextmanager
+    def _shown_bar(self, total: int | None, label: str, unit: str) -> Iterator[Bar]:
         if self.verbosity < NORMAL:
             yield Bar(total, label, unit)
         elif sys.stderr is None or not sys.stderr.isatty():
@@ -188,6 +206,7 @@ class Console:
     def stage(self, name: str) -> Iterator[None]:
         """Time a part of the run; `-v` says when it starts and how long it took."""
         self.detail(f"{name} ...")
+        self.event("stage", name=name)
         start = time.perf_counter()
         try:
             yield
@@ -195,6 +214,7 @@ class Console:
             seconds = time.perf_counter() - start
             self.timings[name] = self.timings.get(name, 0.0) + seconds
             self.detail(f"{name}: {seconds:.1f} s")
+            self.event("stage", name=name, seconds=round(seconds, 3))
 
     def _say(self, text: str, level: int, *, raw: bool = False) -> None:
         """Write to stderr, above a bar that is shown. A reader that left is no failure."""
@@ -205,13 +225,27 @@ class Console:
             sys.stderr.write(line)
             sys.stderr.flush()
 
-    def _emit(self, text: str) -> None:
-        """Write to stdout. A reader that left early (`| head`) ends the output quietly."""
+    def send(self, path: Path) -> None:
+        """Write the bytes of a file to stdout, as the result."""
         if sys.stdout is None:
             return
-        try:
+        with path.open("rb") as file, self._to_stdout():
+            shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+
+    def _emit(self, text: str) -> None:
+        """Write text to stdout."""
+        if sys.stdout is None:
+            return
+        with self._to_stdout():
             sys.stdout.write(text)
             sys.stdout.flush()
+
+    @contextmanager
+    def _to_stdout(self) -> Iterator[None]:
+        """A reader that left early (`| head`) ends the output quietly; other failures do not."""
+        try:
+            yield
         except BrokenPipeError:
             abandon_stdout()
         except OSError as error:

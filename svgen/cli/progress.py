@@ -50,6 +50,24 @@ class Bar:
         """Show a word about what is going on, until the next one."""
 
 
+class ReportedBar(Bar):
+    """Another bar, each of whose steps is reported too."""
+
+    def __init__(self, inner: Bar, report: Callable[[Bar], None]):
+        super().__init__(inner.total, inner.label, inner.unit)
+        self._inner, self._report = inner, report
+
+    def update(self, n: int = 1) -> None:
+        """Count n more, here and there."""
+        self._inner.update(n)
+        super().update(n)
+        self._report(self)
+
+    def note(self, text: str) -> None:
+        """Hand the word on."""
+        self._inner.note(text)
+
+
 class PlainBar(Bar):
     """One line whenever another tenth of the work is done, for logs and pipes."""
 

@@ -1,0 +1,118 @@
+"""The three programs at true sizes, by shapes alone; and small runs of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from svgen import programs
+from svgen.config import ModelSpecs, TextSpec, TransformerSpec, VaeSpec
+from svgen.grid import RESOLUTIONS, WAN21, Rules, grid_of
+from svgen.scheduler import solver_table, start_state
+from tests.shapes import SPECS, TEXT_ROWS
+
+STEPS = 50
+
+
+def shape(*sizes: int, dtype: jnp.dtype = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+@pytest.mark.parametrize("model", SPECS)
+def test_embed_at_true_size(model):
+    graph, weights = nnx.split(programs.abstract_parts(SPECS[model], jnp.bfloat16)["text_encoder"])
+    ids, lengths = shape(2, TEXT_ROWS, dtype=jnp.int32), shape(2, dtype=jnp.int32)
+    text = jax.eval_shape(programs.embed, graph, weights, ids, lengths)
+    assert (text.shape, text.dtype) == ((2, TEXT_ROWS, 4096), jnp.float32)
+
+
+@pytest.mark.parametrize("resolution", RESOLUTIONS)
+@pytest.mark.parametrize("model", SPECS)
+def test_step_at_true_size(model, resolution):
+    specs = SPECS[model]
+    grid = grid_of(*RESOLUTIONS[resolution], 81, WAN21)
+    graph, weights = nnx.split(programs.abstract_parts(specs, jnp.bfloat16)["transformer"])
+    state = programs.abstract_state(grid, 16)
+    text = shape(2, TEXT_ROWS, 4096)
+    table = programs.abstract_table(STEPS)
+    made, finite = jax.eval_shape(
+        programs.denoise_step, graph, weights, state, text, table, shape()
+    )
+    assert made == state
+    assert (finite.shape, finite.dtype) == ((), jnp.bool_)
+
+
+@pytest.mark.parametrize("resolution", RESOLUTIONS)
+def test_decode_at_true_size(resolution):
+    grid = grid_of(*RESOLUTIONS[resolution], 81, WAN21)
+    width, height = grid.computed_px
+    graph, weights = nnx.split(programs.abstract_parts(SPECS["wan2.1-14b"], jnp.bfloat16)["vae"])
+    z = shape(1, 1, grid.rows, grid.columns, 16)
+    first, _, cache = jax.eval_shape(programs.decode_first, graph, weights, z)
+    later, _, cache_after = jax.eval_shape(programs.decode_next, graph, weights, z, cache)
+    assert (first.shape, first.dtype) == ((1, 1, height, width, 3), jnp.uint8)
+    assert later.shape == (1, 4, height, width, 3)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), cache_after) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), cache
+    ), "one program decodes every later chunk, so memory does not grow with the frames"
+
+
+TINY = ModelSpecs(
+    text=TextSpec(vocabulary=8, width=16, mlp_width=16, heads=2, head_dim=8, layers=1),
+    transformer=TransformerSpec(
+        heads=2,
+        head_dim=12,
+        layers=2,
+        mlp_width=32,
+        in_channels=4,
+        out_channels=4,
+        text_width=16,
+        frequency_width=16,
+    ),
+    vae=VaeSpec(base_width=4, z_channels=4, latents_mean=(0.0,) * 4, latents_std=(1.0,) * 4),
+)
+
+
+def tiny_step(text: jax.Array, guidance: float):
+    grid = grid_of(32, 32, 5, Rules.of(TINY.transformer, TINY.vae))
+    abstract = programs.abstract_parts(TINY, jnp.float32)["transformer"]
+    graph, weights = nnx.split(abstract)
+    rng = np.random.default_rng(0)
+    weights = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype), weights
+    )
+    shape = (1, grid.latent_frames, grid.rows, grid.columns, 4)
+    state = start_state(jnp.asarray(rng.normal(size=shape), jnp.float32))
+    rows = programs.StepTable.of(solver_table(4, 5.0))
+    return programs.denoise_step(graph, weights, state, text, rows, jnp.float32(guidance))
+
+
+def test_guidance_mixes_the_two_branches():
+    rng = np.random.default_rng(1)
+    wanted, unwanted = (jnp.asarray(rng.normal(size=(1, 64, 16)), jnp.float32) for _ in range(2))
+    alone, _ = tiny_step(wanted, 1.0)
+    other, _ = tiny_step(unwanted, 1.0)
+    both = jnp.concatenate([wanted, unwanted])
+    for guidance in (1.0, 3.0):
+        mixed, finite = tiny_step(both, guidance)
+        # The first step is linear in the velocity, so the latents mix like the velocities.
+        expected = other.latents + guidance * (alone.latents - other.latents)
+        assert bool(finite)
+        assert jnp.abs(alone.latents - other.latents).max() > 0.01
+        np.testing.assert_allclose(mixed.latents, expected, rtol=0, atol=1e-4)
+
+
+def test_step_reports_what_is_not_finite():
+    text = jnp.zeros((1, 64, 16), jnp.float32).at[0, 0, 0].set(jnp.nan)
+    state, finite = tiny_step(text, 1.0)
+    assert not bool(finite)
+    assert int(state.step) == 1
+
+
+def test_frames_are_rounded_as_diffusers_does():
+    x = jnp.asarray([-2.0, -1.0, -0.5, 0.0, 0.1, 1.0, 3.0], jnp.float32)
+    levels, finite = programs._to_uint8(x)
+    assert levels.tolist() == [0, 0, 64, 128, 140, 255, 255]
+    assert bool(finite)
+    assert not bool(programs._to_uint8(jnp.asarray([0.0, jnp.nan]))[1])

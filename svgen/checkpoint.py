@@ -324,6 +324,30 @@ def _sources(
     return sources
 
 
+def _leaves(abstract: nnx.Module) -> dict[Path_, jax.ShapeDtypeStruct]:
+    flat = nnx.to_flat_state(nnx.split(abstract)[1])
+    return {path: variable.get_value() for path, variable in flat}
+
+
+def _fitting(
+    folder: Path,
+    part: str,
+    leaves: Mapping[Path_, jax.ShapeDtypeStruct],
+    keys: Mapping[str, Target],
+) -> dict[str, Stored]:
+    """The tensors of a part; raises DownloadError unless they fill `leaves`."""
+    stored = _stored(folder, part)
+    complaints = _complaints(stored, keys, leaves, part)
+    if complaints:
+        raise _bad(f"{folder / part} does not fit its config.json", "; ".join(complaints))
+    return stored
+
+
+def check_module(folder: Path, part: str, abstract: nnx.Module, keys: Mapping[str, Target]) -> None:
+    """Raise what `load_module` would raise for the files' headers. Reads no weights."""
+    _fitting(folder, part, _leaves(abstract), keys)
+
+
 def load_module(
     folder: Path,
     part: str,
@@ -339,11 +363,8 @@ def load_module(
     """
     graph, state = nnx.split(abstract)
     flat = dict(nnx.to_flat_state(state))
-    leaves = {path: variable.get_value() for path, variable in flat.items()}
-    stored = _stored(folder, part)
-    complaints = _complaints(stored, keys, leaves, part)
-    if complaints:
-        raise _bad(f"{folder / part} does not fit its config.json", "; ".join(complaints))
+    leaves = _leaves(abstract)
+    stored = _fitting(folder, part, leaves, keys)
     _check_aliases(stored, keys, leaves)
     sources = _sources(stored, keys)
     filled = {}

@@ -1,4 +1,4 @@
-"""Drives the programs of one run. The three networks are loaded in turn, each freed before the next.
+"""Drives the programs of one run. Three networks are loaded in turn, each freed before the next.
 
     text = pipeline.embed(request)                   text encoder
     for state in pipeline.denoise(request, text):    transformer, one DenoiseState a step
@@ -8,7 +8,7 @@ Progress, files, Ctrl-C are the caller's.
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -18,11 +18,11 @@ import numpy as np
 from flax import nnx
 
 from svgen import programs
-from svgen.checkpoint import load_module, read_specs
+from svgen.checkpoint import check_module, load_module, read_specs
 from svgen.config import Request
-from svgen.errors import NumericalError, SvgenError, UsageError, raise_all
+from svgen.errors import DownloadError, NumericalError, SvgenError, UsageError, raise_all
 from svgen.grid import Grid, Rules, frames_problem, grid_of, size_problem
-from svgen.models.keys import text_keys, transformer_keys, vae_keys
+from svgen.models.keys import Target, text_keys, transformer_keys, vae_keys
 from svgen.scheduler import DenoiseState, SolverTable, solver_table, start_state
 from svgen.tokenizer import TokenIds, Tokenizer, bucket_length, pad_ids
 
@@ -65,6 +65,16 @@ class Pipeline:
             problems.extend(error.problems)
         raise_all(problems)
 
+    def check_files(self) -> None:
+        """Raise every problem that the headers of the weights' files show. Loads no weights."""
+        problems: list[SvgenError] = []
+        for part in self._abstract:
+            try:
+                check_module(self.folder, part, self._abstract[part], self._keys(part))
+            except DownloadError as error:
+                problems.extend(error.problems)
+        raise_all(problems)
+
     def check_latents(self, latents: np.ndarray, request: Request) -> None:
         """Raise unless latents are those of `request` for this checkpoint."""
         grid = self.grid(request)
@@ -100,13 +110,15 @@ class Pipeline:
         raise_all(problems)
         return found
 
+    def _keys(self, part: str) -> Mapping[str, Target]:
+        if part == "text_encoder":
+            return text_keys(self.specs.text)
+        if part == "transformer":
+            return transformer_keys(self.specs.transformer)
+        return vae_keys(self.specs.vae)
+
     def _load(self, part: str) -> tuple[programs.Graph, programs.Weights]:
-        specs = self.specs
-        keys = {
-            "text_encoder": lambda: text_keys(specs.text),
-            "transformer": lambda: transformer_keys(specs.transformer),
-            "vae": lambda: vae_keys(specs.vae),
-        }[part]()
+        keys = self._keys(part)
         with self.stage(f"load {part.replace('_', ' ')}"):
             return nnx.split(load_module(self.folder, part, self._abstract[part], keys))
 

@@ -109,6 +109,7 @@ CODES: dict[str, tuple[type[SvgenError], str]] = {
     "E_USAGE": (UsageError, "an unknown command, flag or value"),
     "E_SIZE": (UsageError, "a width or height that the model cannot make"),
     "E_FRAMES": (UsageError, "a number of frames that the model cannot make"),
+    "E_CONFIG": (UsageError, "a config file that is not valid"),
     "E_VALUE": (UsageError, "a number outside its range"),
     "E_PROMPT_EMPTY": (UsageError, "the prompt has no text"),
     "E_PROMPT_LONG": (UsageError, "the prompt has more tokens than the text encoder reads"),

@@ -65,10 +65,12 @@ class Pipeline:
             problems.extend(error.problems)
         raise_all(problems)
 
-    def check_files(self) -> None:
-        """Raise every problem that the headers of the weights' files show. Loads no weights."""
+    def check_files(self, *parts: str) -> None:
+        """Raise every problem that the headers of the weights' files show, of some parts or of all.
+        Loads no weights.
+        """
         problems: list[SvgenError] = []
-        for part in self._abstract:
+        for part in parts or self._abstract:
             try:
                 check_module(self.folder, part, self._abstract[part], self._keys(part))
             except DownloadError as error:

@@ -1,63 +1,127 @@
 """`svgen decode`: latents that a run has saved become an MP4."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 
 from svgen.cli.device import prepare_jax
-from svgen.cli.options import device_option, with_console
+from svgen.cli.options import device_option, help_all_option, rare_option, with_console
 from svgen.cli.output import Console
+from svgen.cli.planning import STDOUT, Collected, plan_output
+from svgen.cli.resolve import range_problems, size_problems
+from svgen.cli.settings import Configured
+from svgen.config import Request
+from svgen.errors import UsageError
 
-EXAMPLES = """\b
-Examples:
-  svgen decode cat-1a2b3c4d.latents.safetensors -o cat.mp4
-  svgen decode cat-1a2b3c4d.latents.safetensors --model ./wan2.1-1.3b
-"""
+if TYPE_CHECKING:
+    from svgen.pipeline import Pipeline
 
 
-@click.command(epilog=EXAMPLES)
+def _model(options: Mapping[str, Any], request: Request) -> str:
+    """The model whose VAE decodes: the flag's, else the one that made the latents."""
+    from svgen.hub import parse
+
+    if options["model"]:
+        return options["model"]
+    try:
+        parse(request.model)
+    except UsageError as error:
+        raise UsageError(
+            "E_MODEL",
+            f"the latents were made with the model {request.model!r}, which is not here",
+            why="decoding needs the VAE of that model",
+            hint="--model with a folder or a name of that model",
+        ) from error
+    return request.model
+
+
+def _open(console: Console, options: Mapping[str, Any], request: Request) -> "Pipeline":
+    from svgen.cli.models import fetch
+    from svgen.pipeline import Pipeline
+
+    model = _model(options, request)
+    folder = fetch(console, model, offline=options["offline"], yes=options["yes"])
+    return Pipeline(folder, stage=console.stage)
+
+
+def _check(latents: np.ndarray, request: Request, pipeline: "Pipeline") -> None:
+    """Raise what keeps latents from being decoded."""
+    problems = Collected(range_problems(request.as_json(), dict.fromkeys(RANGED, ORIGIN)))
+    size = (request.width_px, request.height_px, request.frames)
+    problems += size_problems(*size, pipeline.rules, dict.fromkeys(RANGED, ORIGIN))
+    problems.raise_all()
+    pipeline.check_latents(latents, request)
+    pipeline.check_files("vae")
+    if not np.isfinite(latents).all():
+        raise UsageError(
+            "E_LATENTS",
+            "the latents hold NaN or infinity",
+            why="every frame decoded from them would be black or noise",
+            hint="generate the video again",
+        )
+
+
+RANGED = ("size", "frames", "fps", "steps", "guidance", "shift", "seed")
+ORIGIN = "the latents' request"
+
+
+@click.command(cls=Configured)
 @click.argument("latents", metavar="LATENTS.safetensors")
 @click.option(
     "--model", metavar="NAME|PATH|ORG/REPO[@REV]", help="Default: the one that made them."
 )
-@click.option("-o", "--output", metavar="FILE|DIR/|TEMPLATE", help="Where the MP4 goes.")
+@click.option("-o", "--output", metavar="OUT", help="FILE, DIR/, TEMPLATE, or - for stdout.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing output.")
-@click.option("--offline", is_flag=True, help="Never use the network.")
-@click.option("-y", "--yes", is_flag=True, help="Download without asking.")
+@rare_option("--no-metadata", is_flag=True, help="Store no recipe in the MP4.")
+@rare_option("--no-prompt-metadata", is_flag=True, help="Store the recipe without the prompts.")
+@rare_option("--offline", is_flag=True, help="Never use the network.")
+@rare_option("-y", "--yes", is_flag=True, help="Download without asking.")
 @device_option
 @with_console
+@help_all_option
 def command(console: Console, latents: str, **options: Any) -> None:
-    """Decode LATENTS.safetensors: what is left of a run whose MP4 could not be written."""
-    from svgen.cli.generate import plan_output
+    """Decode LATENTS.safetensors: what is left of a run whose MP4 could not be written.
+
+    \b
+    Examples:
+      svgen decode cat-1a2b3c4d.latents.safetensors -o cat.mp4
+      svgen decode cat-1a2b3c4d.latents.safetensors --model ./wan2.1-1.3b
+    """
+    from svgen.cli.run import decode, recipe_of, target_of
     from svgen.resume import load_latents
 
+    options["json"] = console.json
     array, request = load_latents(Path(latents))
-    target = plan_output(options, request)
-    prepare_jax(options["device"])
-    from svgen.cli.models import fetch
-    from svgen.cli.run import decode, recipe_of
-    from svgen.pipeline import Pipeline
-
-    folder = fetch(
-        console, options["model"] or request.model, offline=options["offline"], yes=options["yes"]
-    )
-    pipeline = Pipeline(folder, stage=console.stage)
-    pipeline.check_latents(array, request)
-    written = decode(
-        console,
-        pipeline,
-        array,
-        request,
-        target,
-        recipe=recipe_of(request),
-        overwrite=options["overwrite"],
-    )
+    problems, to_stdout = Collected(), options["output"] == STDOUT
+    output = problems.get(lambda: plan_output(options, request))
+    device = problems.get(lambda: prepare_jax(options["device"]))
+    pipeline = problems.get(lambda: _open(console, options, request))
+    if pipeline:
+        problems.get(lambda: _check(array, request, pipeline))
+    problems.raise_all()
+    for warning in device.warnings:
+        console.warn(warning)
+    recipe = None
+    if not options["no_metadata"]:
+        recipe = recipe_of(request, with_prompt=not options["no_prompt_metadata"])
+    with target_of(console, output, to_stdout=to_stdout) as target:
+        written = decode(
+            console,
+            pipeline,
+            array,
+            request,
+            target,
+            recipe=recipe,
+            overwrite=options["overwrite"],
+        )
     data = {
-        "output": str(target),
+        "output": STDOUT if to_stdout else str(output),
         "frames": written.frames,
         "bytes": written.size_bytes,
         "request": request.as_json(),
         "timings": dict(console.timings),
     }
-    console.result(data, [str(target)])
+    console.result(data, [] if to_stdout else [str(output)])

@@ -197,9 +197,8 @@ RESOLUTION, DURATION = Resolution(), Duration()
 
 def device_option(body: Callable) -> Callable:
     """Add `--device`; the body gets `device`, for `prepare_jax`."""
-    text = "Where to compute. auto: a TPU if there is one, else what JAX finds."
-    choice = click.Choice(DEVICES)
-    return click.option("--device", type=choice, default="auto", show_default=True, help=text)(body)
+    text = "Where to compute. auto: a TPU if there is one."
+    return click.option("--device", type=click.Choice(DEVICES), default="auto", help=text)(body)
 
 
 def output_options(body: Callable) -> Callable:
@@ -211,7 +210,7 @@ def output_options(body: Callable) -> Callable:
             type=JsonForm(),
             default="",
             metavar="[=events]",
-            help="One JSON object on stdout; =events: JSON lines.",
+            help="Print JSON: one object, or a line per event.",
         ),
         click.option("-v", "--verbose", count=True, help="Say more; -vv adds logs of JAX."),
         click.option("-q", "--quiet", count=True, help="Only errors; -qq not even those."),

@@ -138,10 +138,10 @@ class Console:
         if error is not None:
             self.fail(error)
 
-    def event(self, kind: str, **values: Any) -> None:
+    def event(self, name: str, /, **values: Any) -> None:
         """Tell a program what goes on: start, stage, step, saved. Nothing without events."""
         if self.events:
-            self._emit(json.dumps({"event": kind, **values}, default=_plain) + "\n")
+            self._emit(json.dumps({"event": name, **values}, default=_plain) + "\n")
 
     def fail(self, error: SvgenError) -> None:
         """Report an error, in three lines for each of its problems; JSON follows in `finish`."""

@@ -1,20 +1,21 @@
-"""Flags, recipe, preset and model defaults -> one checked Request, with the origin of each of its
+"""Flags, preset, recipe and model defaults -> one checked Request, with the origin of each of its
 values.
 
-A flag (or its environment variable or config file) wins over the recipe of `--from`, that over the
-preset, and that over the model's defaults.
+A flag (or its environment variable or config file) wins over the preset that it names, that over
+the recipe of `--from`, and that over the model's defaults.
 """
 
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from svgen.catalog import Sampling, entry_of, sampling_of
+from svgen.cli.settings import FLAG
 from svgen.config import Preset, Request
 from svgen.errors import FileError, SvgenError, UsageError
-from svgen.grid import RESOLUTIONS, WAN21, Rules, frames_problem, size_problem
+from svgen.grid import MAX_SIDE_PX, RESOLUTIONS, WAN21, Rules, frames_problem, size_problem
 
 MAX_PROMPT_BYTES = 1 << 20
 RANGES: dict[str, tuple[float, float, str]] = {  # field -> least, most, and what the number means
@@ -44,19 +45,7 @@ def read_prompt(text: str | None, stdin: Any) -> str | None:
     """The prompt itself, or what `@FILE` or `-` (standard input) holds: UTF-8, at most 1 MiB."""
     if text is None or not (text == "-" or text.startswith("@")):
         return text
-    try:
-        if text == "-":
-            data = stdin.buffer.read(MAX_PROMPT_BYTES + 1)
-        else:
-            with open(text[1:], "rb") as file:
-                data = file.read(MAX_PROMPT_BYTES + 1)
-    except OSError as error:
-        raise FileError(
-            "E_READ",
-            f"the prompt file {text[1:] or '(no name)'} cannot be read",
-            why=error.strerror or str(error),
-            hint="a prompt that starts with @ names a file; put a space before it to mean text",
-        ) from error
+    data = _read_bytes(text, stdin)
     if len(data) > MAX_PROMPT_BYTES:
         raise UsageError(
             "E_PROMPT_LONG",
@@ -65,7 +54,7 @@ def read_prompt(text: str | None, stdin: Any) -> str | None:
             hint="shorten it",
         )
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         raise UsageError(
             "E_USAGE",
@@ -75,18 +64,39 @@ def read_prompt(text: str | None, stdin: Any) -> str | None:
         ) from error
 
 
+def _read_bytes(text: str, stdin: Any) -> bytes:
+    where = "the standard input" if text == "-" else f"the prompt file {text[1:] or '(no name)'}"
+    try:
+        if text != "-":
+            with open(text[1:], "rb") as file:
+                return file.read(MAX_PROMPT_BYTES + 1)
+        if stdin is None:
+            raise OSError(0, "it is closed")
+        return stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or stdin is closed
+        raise FileError(
+            "E_READ",
+            f"{where} cannot be read",
+            why=getattr(error, "strerror", None) or str(error),
+            hint="a prompt that starts with @ names a file; put a space before it to mean text",
+        ) from error
+
+
 def recipe_model(recipe: Mapping[str, Any]) -> str:
     """The model that a recipe names. A recipe is not trusted to name a folder: raises UsageError
     for one.
     """
     name = recipe.get("model")
     if isinstance(name, str):
-        is_repository = name.count("/") == 1 and name[0] not in "./~"
-        if entry_of(name) or is_repository:
-            return name
+        base, _, revision = name.partition("@")
+        entry = entry_of(base)
+        if entry or (base.count("/") == 1 and base[0] not in "./~"):
+            made_with = revision or recipe.get("revision")
+            pinned = entry.revision if entry else None
+            return base if made_with in (None, pinned) else f"{base}@{made_with}"
     raise UsageError(
         "E_RECIPE",
-        f"the recipe was made with the model {name!r}, which is a folder",
+        f"the recipe was made with the model {str(name)[:200]!r}, which is a folder",
         why="a recipe is not allowed to name folders of this machine",
         hint="add --model and the folder",
     )
@@ -96,17 +106,51 @@ def _size(
     flags: Mapping[str, Any], recipe: Mapping[str, Any], preset: Preset | None, sampling: Sampling
 ) -> tuple[tuple[int, int], str]:
     if flags.get("res"):
-        return flags["res"], "flag"
-    if "width_px" in recipe and "height_px" in recipe:
-        return (recipe["width_px"], recipe["height_px"]), "recipe"
+        return flags["res"], FLAG
     if preset:
         return (preset.width_px, preset.height_px), "preset"
+    if "width_px" in recipe and "height_px" in recipe:
+        return (recipe["width_px"], recipe["height_px"]), "recipe"
     return RESOLUTIONS[sampling.resolution], "model"
 
 
-def _frames_of(duration: float, fps: float) -> int:
-    """The number of frames 4k+1 nearest to a duration."""
-    return max(1, 1 + 4 * round((duration * fps - 1) / 4))
+def _frames_of(duration: float, fps: float, stride: int) -> int:
+    """The number of frames that the VAE can make (4k+1) nearest to a duration."""
+    return max(1, 1 + stride * round((duration * fps - 1) / stride))
+
+
+def _apply_duration(
+    values: dict[str, Any], origin: dict[str, str], duration: float | None, rules: Rules
+) -> str:
+    """Let `--duration` decide the number of frames; returns what to tell the user."""
+    least, most, _ = RANGES["fps"]
+    if duration is None or not least <= values["fps"] <= most:
+        return ""
+    frames = values["frames"] = _frames_of(duration, values["fps"], rules.frame_stride)
+    origin["frames"] = FLAG
+    seconds = frames / values["fps"]
+    return (
+        f"--duration {duration:g}s is {frames} frames at {values['fps']:g} per second: "
+        f"{seconds:.2f} s"
+    )
+
+
+def even_problem(width_px: int, height_px: int, rules: Rules) -> SvgenError | None:
+    """Say which sizes near an odd one can be stored; None for an even one."""
+    if width_px % 2 == 0 and height_px % 2 == 0:
+        return None
+    steps = [math.lcm(2, rules.stride * patch) for patch in (rules.patch[2], rules.patch[1])]
+    sides = list(zip((width_px, height_px), steps, strict=True))
+    below = tuple(side // step * step for side, step in sides)
+    above = tuple(-(-side // step) * step for side, step in sides)
+    nearest = [size for size in (below, above) if size_problem(*size, rules) is None]
+    return UsageError(
+        "E_SIZE",
+        f"--res {width_px}x{height_px} cannot be stored in an MP4",
+        why=f"with 4:2:0 colours, width and height are even, at most {MAX_SIDE_PX}",
+        hint=" or ".join(f"--res {width}x{height}" for width, height in nearest),
+        details={"nearest": [list(size) for size in nearest]},
+    )
 
 
 def _values(
@@ -114,9 +158,9 @@ def _values(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Pick every simple field from the first source that has it."""
     sources = (
-        ("flag", flags),
-        ("recipe", recipe),
+        (FLAG, flags),
         ("preset", {name: getattr(preset, name, None) for name in ("frames", "steps", "shift")}),
+        ("recipe", recipe),
         ("model", {name: getattr(sampling, name, None) for name in FIELDS}),
     )
     values, origin = {}, {}
@@ -128,22 +172,40 @@ def _values(
     return values, origin
 
 
-def _range_problems(values: Mapping[str, Any]) -> list[SvgenError]:
+def range_problems(
+    values: Mapping[str, Any], origin: Mapping[str, str] | None = None
+) -> list[SvgenError]:
+    """Say which numbers of a request lie outside their ranges."""
     problems: list[SvgenError] = []
     for name, (least, most, meaning) in RANGES.items():
         value = values[name]
         if least <= value <= most:  # also false for NaN
             continue
         near = least if not value > most else most
-        problems.append(
-            UsageError(
-                "E_VALUE",
-                f"--{name} {value} is out of range",
-                why=f"it must lie between {least} and {most} ({meaning})",
-                hint=f"--{name} {near}",
-            )
+        problem = UsageError(
+            "E_VALUE",
+            f"--{name} {value} is out of range",
+            why=f"it must lie between {least} and {most} ({meaning})",
+            hint=f"--{name} {near}",
         )
+        problems.append(_located(problem, (origin or {}).get(name, FLAG)))
     return problems
+
+
+def _located(problem: SvgenError, origin: str) -> SvgenError:
+    """Say where a bad value came from, if it was not given as a flag."""
+    if origin != FLAG:
+        problem.message += f" ({'it is in the ' if origin == 'recipe' else 'from '}{origin})"
+    return problem
+
+
+def size_problems(
+    width_px: int, height_px: int, frames: int, rules: Rules, origin: Mapping[str, str]
+) -> list[SvgenError]:
+    """Say what is wrong with the size and the number of frames."""
+    size = size_problem(width_px, height_px, rules) or even_problem(width_px, height_px, rules)
+    found = ((size, "size"), (frames_problem(frames, rules), "frames"))
+    return [_located(problem, origin.get(name, FLAG)) for problem, name in found if problem]
 
 
 def _warnings(request: Request, sampling: Sampling) -> tuple[str, ...]:
@@ -178,81 +240,63 @@ def resolve(
     preset: Preset | None = None,
     recipe: Mapping[str, Any] | None = None,
     rules: Rules = WAN21,
+    origins: Mapping[str, str] | None = None,
 ) -> Resolved:
-    """Build the request. `flags` holds what the user set (None or absent: not set), `recipe` a
-    former request's fields.
+    """Build the request. `flags` holds what the user set (None or absent: not set), `origins` where
+    (a flag, if it does not say), `recipe` a former request's fields.
 
     `rules` are those of the model; its own check (`Pipeline.check`) follows once its configs are at
     hand.
     """
-    recipe = recipe or {}
+    recipe, said = recipe or {}, origins or {}
     sampling = sampling_of(model)
     values, origin = _values(flags, recipe, preset, sampling)
     if "seed" not in values:
         values["seed"], origin["seed"] = secrets.randbelow(2**32), "drawn"
     (width, height), origin["size"] = _size(flags, recipe, preset, sampling)
-    notes = []
-    if flags.get("duration") and flags.get("frames") is None:
-        values["frames"] = _frames_of(flags["duration"], values["fps"])
-        origin["frames"] = "flag"
-        seconds = values["frames"] / values["fps"]
-        notes.append(
-            f"--duration {flags['duration']:g}s is {values['frames']} frames "
-            f"at {values['fps']:g} per second: {seconds:.2f} s"
-        )
-    problems = _range_problems(values)
-    problems += [
-        problem
-        for problem in (
-            size_problem(width, height, rules),
-            frames_problem(values["frames"], rules),
-            _no_prompt(values),
-        )
-        if problem
-    ]
+    duration = flags.get("duration") if flags.get("frames") is None else None
+    note = _apply_duration(values, origin, duration, rules)
+    options = {"size": "res"} | ({"frames": "duration"} if note else {})
+    origin = {
+        name: said.get(options.get(name, name), FLAG) if one == FLAG else one
+        for name, one in origin.items()
+    }
+    problems = range_problems(values, origin)
+    problems += size_problems(width, height, values["frames"], rules, origin)
+    problems += _no_prompt(values)
     request = Request(
         **{"prompt": "", "negative": "", **values, "fps": float(values["fps"])},
         model=model,
         revision=_revision(model),
         width_px=width,
         height_px=height,
-        preset=preset.name if preset else None,
-        schedule=preset.schedule if preset else "dense",
+        preset=preset.name if preset else recipe.get("preset"),
+        schedule=preset.schedule if preset else recipe.get("schedule", "dense"),
+        item=recipe.get("item", 0),
         dtype=dtype,
     )
     return Resolved(
         request=request,
         origin=origin,
         problems=tuple(problems),
-        notes=tuple(notes),
+        notes=(note,) if note else (),
         warnings=_warnings(request, sampling),
     )
 
 
-def _no_prompt(values: Mapping[str, Any]) -> SvgenError | None:
+def _no_prompt(values: Mapping[str, Any]) -> list[SvgenError]:
     if str(values.get("prompt", "")).strip():
-        return None
-    return UsageError(
+        return []
+    problem = UsageError(
         "E_PROMPT_EMPTY",
         "the prompt is empty",
         why="a video is made of what the prompt says",
         hint='svgen generate "a cat surfing a wave at sunset"',
     )
+    return [problem]
 
 
 def _revision(model: str) -> str | None:
     base, _, revision = model.partition("@")
     entry = entry_of(base)
     return revision or (entry.revision if entry else None)
-
-
-def folder_rules(folder: Path | None) -> Rules:
-    """The size rules of a checkpoint that is on disk; Wan 2.1's for one that is still to be
-    fetched.
-    """
-    if folder is None:
-        return WAN21
-    from svgen.checkpoint import read_specs
-
-    specs = read_specs(folder)
-    return Rules.of(specs.transformer, specs.vae)

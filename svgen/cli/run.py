@@ -2,23 +2,31 @@
 write the MP4.
 """
 
+import shlex
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from svgen import __version__
+from svgen.cli.endings import explain
 from svgen.cli.output import Console
+from svgen.cli.watch import Watch
 from svgen.config import Request
-from svgen.errors import SvgenError
+from svgen.partial import write_error
 from svgen.resume import latents_path, save_latents
 from svgen.video import Written, write_video
 
 if TYPE_CHECKING:
     from svgen.pipeline import Pipeline
+
+COMPILING = "compiling (first run; cached afterwards)"
+PATIENCE_S = 1.0  # a wait that lasts longer is explained
 
 
 def recipe_of(request: Request, *, with_prompt: bool = True) -> dict[str, Any]:
@@ -31,24 +39,86 @@ def recipe_of(request: Request, *, with_prompt: bool = True) -> dict[str, Any]:
     return {"svgen": __version__, "request": values}
 
 
+def open_fetched(console: Console, request: Request, options: Mapping[str, Any]) -> "Pipeline":
+    """The pipeline of a model that is not on disk yet: fetch it, and check what could not be
+    checked before.
+    """
+    from svgen.cli.models import fetch
+    from svgen.pipeline import Pipeline
+
+    folder = fetch(console, request.model, offline=options["offline"], yes=options["yes"])
+    pipeline = Pipeline(folder, dtype=request.dtype, stage=console.stage)
+    pipeline.check(request)
+    pipeline.check_files()
+    return pipeline
+
+
+@contextmanager
+def target_of(console: Console, path: Path, *, to_stdout: bool) -> Iterator[Path]:
+    """The file to write: the output itself, or a temporary one that is then sent to stdout."""
+    if not to_stdout:
+        yield path
+        return
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="svgen-"))
+    except OSError as error:
+        raise write_error(Path("a temporary folder"), error) from error
+    target = folder / path.name
+    try:
+        yield target
+        console.send(target)
+    finally:
+        with suppress(OSError):
+            target.unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()  # it stays if latents are kept in it
+
+
+@contextmanager
+def explained_wait(console: Console, text: str) -> Iterator[None]:
+    """Say why nothing happens, if it takes longer than a moment."""
+    timer = threading.Timer(PATIENCE_S, console.note, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
 def denoise(console: Console, pipeline: "Pipeline", request: Request) -> np.ndarray:
     """Embed and denoise one request; returns its latents on the host."""
     text = pipeline.embed(request)
+    states = pipeline.denoise(request, text)
     start = time.perf_counter()
+    with explained_wait(console, COMPILING):
+        latents = next(states).latents
     with console.bar(request.steps, "denoise") as bar:
-        for state in pipeline.denoise(request, text):
+        bar.update()
+        for state in states:
             latents = state.latents
             bar.update()
-    result = np.asarray(latents)
+    result = np.array(latents)
     console.timings["denoise"] = time.perf_counter() - start
     return result
 
 
-def _counted(console: Console, chunks: Iterator[np.ndarray], frames: int) -> Iterator[np.ndarray]:
+def _watched(console: Console, chunks: Iterator[np.ndarray], frames: int) -> Iterator[np.ndarray]:
+    """Pass frames on, count them, and warn at the end of what a failed run looks like."""
+    watch, compiled = Watch(), 0
     with console.bar(frames, "decode", "frame") as bar:
-        for chunk in chunks:
+        while True:
+            with explained_wait(console, COMPILING) if compiled < 2 else nullcontext():
+                chunk = next(chunks, None)
+            if chunk is None:
+                break
+            compiled += 1  # the first latent frame and the later ones have a program each
+            watch.see(chunk)
             yield chunk
             bar.update(len(chunk))
+    for warning in watch.warnings():
+        console.warn(warning)
 
 
 def decode(
@@ -60,9 +130,9 @@ def decode(
     **options: Any,
 ) -> Written:
     """Decode latents straight into an MP4."""
-    frames = _counted(console, pipeline.decode(latents), request.frames)
+    frames = _watched(console, pipeline.decode(latents), request.frames)
     with console.stage("decode and encode"):
-        return write_video(
+        written = write_video(
             frames,
             target,
             fps=request.fps,
@@ -71,6 +141,8 @@ def decode(
             frame_count=request.frames,
             **options,
         )
+    console.event("saved", kind="video", path=target, bytes=written.size_bytes)
+    return written
 
 
 def make_video(
@@ -88,13 +160,16 @@ def make_video(
     latents = denoise(console, pipeline, request)
     kept = latents_path(target, request)
     save_latents(kept, latents, request)
-    console.detail(f"latents saved: {kept}")
     try:
+        console.detail(f"latents saved: {kept}")
+        console.event("saved", kind="latents", path=kept)
         written = decode(console, pipeline, latents, request, target, **options)
-    except SvgenError as error:
-        error.details["latents"] = str(kept)
-        error.hint = f"{error.hint}; the latents are kept: svgen decode {kept} -o NAME.mp4"
-        raise
+    except (Exception, KeyboardInterrupt) as error:
+        problem = explain(error)
+        problem.details["latents"] = str(kept)
+        again = f"the latents are kept: svgen decode {shlex.quote(str(kept))} -o NAME.mp4"
+        problem.hint = f"{problem.hint}; {again}" if problem.hint else again
+        raise problem from error
     if not keep_latents:
         with suppress(OSError):
             kept.unlink()

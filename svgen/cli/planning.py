@@ -1,0 +1,331 @@
+"""What `generate` decides before weights are loaded: every check that can be made, all problems at
+once.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from svgen.cli.device import Device, no_tpu, prepare_jax
+from svgen.cli.naming import output_path
+from svgen.cli.resolve import Resolved, read_prompt, recipe_model, resolve
+from svgen.cli.settings import FLAG, rank
+from svgen.config import Preset, Request
+from svgen.errors import Interrupted, MachineError, SvgenError, UsageError, raise_all
+from svgen.grid import WAN21, Rules, grid_of
+
+if TYPE_CHECKING:
+    from svgen.pipeline import Pipeline, Stage
+
+T = TypeVar("T")
+DTYPES = ("auto", "bfloat16", "float32")
+STDOUT = "-"
+UNREAD = "(could not be read)"  # stands for a prompt while the other checks go on
+EXISTING = ("overwrite", "skip_existing", "auto_number")
+SHOWN_LETTERS = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A run that has passed every check and has loaded nothing."""
+
+    resolved: Resolved
+    model: str
+    pipeline: "Pipeline | None"  # None: the model is still to be fetched
+    output: Path
+    to_stdout: bool
+    device: Device
+    origins: Mapping[str, str]  # of model, dtype, device, output
+    warnings: tuple[str, ...]
+
+    @property
+    def request(self) -> Request:
+        """What is asked for."""
+        return self.resolved.request
+
+    @property
+    def rules(self) -> Rules:
+        """The size rules of the model."""
+        return self.pipeline.rules if self.pipeline else WAN21
+
+
+class Collected(list[SvgenError]):
+    """Problems found so far."""
+
+    def get(self, action: Callable[[], T], default: Any = None) -> T:
+        """What an action returns, or the default after keeping what it raises."""
+        try:
+            return action()
+        except Interrupted:
+            raise
+        except SvgenError as error:
+            self.extend(error.problems)
+            return default
+
+    def raise_all(self) -> None:
+        """Raise them as one error, what is wrong with the command line first."""
+        raise_all(sorted(self, key=lambda problem: not isinstance(problem, UsageError)))
+
+
+def plan_run(
+    options: Mapping[str, Any],
+    origins: Mapping[str, str] | None = None,
+    stage: "Stage" = nullcontext,
+) -> Run:
+    """Resolve and check everything that can be known before weights are loaded, and raise all
+    problems at once. `origins` says where each option that was set came from.
+    """
+    said, problems, machine = origins or {}, Collected(), Collected()
+    options = problems.get(lambda: settle(options, said), options)
+    chosen = options["device"] != "auto" or bool(os.environ.get("JAX_PLATFORMS"))
+    device = problems.get(lambda: prepare_jax(options["device"]))
+    platform = device.platform if device else "cpu"
+    recipe = problems.get(lambda: read_request(options["source"]), {"prompt": UNREAD})
+    model = machine.get(lambda: choose_model(options, recipe, platform), "")
+    machine.get(lambda: check_platform(model, platform, chosen or device is None))
+    problems += [one for one in machine if not (options["dry_run"] and _is_machine(one))]
+    dtype = _dtype(options, recipe, platform)
+    pipeline = problems.get(lambda: open_pipeline(model, dtype, stage))
+    preset = problems.get(lambda: _preset(options, recipe))
+    prompt = problems.get(lambda: read_prompt(options["prompt"], sys.stdin), UNREAD)
+    resolved = resolve(
+        {**options, "prompt": prompt},
+        model=model or _default_model(),
+        dtype=dtype,
+        preset=preset,
+        recipe=recipe,
+        rules=pipeline.rules if pipeline else WAN21,
+        origins=said,
+    )
+    problems += resolved.problems
+    output = problems.get(lambda: plan_output(options, resolved.request))
+    if pipeline:
+        _check_on_disk(problems, pipeline, resolved.request)
+    problems.raise_all()
+    return Run(
+        resolved=resolved,
+        model=resolved.request.model,
+        pipeline=pipeline,
+        output=output,
+        to_stdout=options["output"] == STDOUT,
+        device=device,
+        origins=_other_origins(options, recipe, said),
+        warnings=(*device.warnings, *(one.message for one in machine)),
+    )
+
+
+def _is_machine(problem: SvgenError) -> bool:
+    return isinstance(problem, MachineError)
+
+
+def _default_model() -> str:
+    from svgen.hub.source import DEFAULT_MODEL
+
+    return DEFAULT_MODEL
+
+
+def settle(options: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, Any]:
+    """Of options that exclude each other, keep the one that holds more strongly; raise UsageError
+    for those of equal strength.
+    """
+    kept, problems = dict(options), []
+    for group in (("frames", "duration"), EXISTING):
+        given = [name for name in group if kept.get(name) not in (None, False)]
+        strength = {name: rank(said.get(name, FLAG)) for name in given}
+        strongest = [name for name in given if strength[name] == min(strength.values())]
+        if len(strongest) > 1:
+            problems.append(_exclusive(strongest))
+        for name in set(given) - set(strongest):
+            kept[name] = None
+    raise_all(problems)
+    return kept
+
+
+def _exclusive(names: Sequence[str]) -> UsageError:
+    flags = [f"--{name.replace('_', '-')}" for name in names]
+    return UsageError(
+        "E_USAGE",
+        f"{' and '.join(flags)} exclude each other",
+        why="each of them says something else about the same thing",
+        hint=" or ".join(flags),
+    )
+
+
+def read_request(source: str | None) -> dict[str, Any]:
+    """The request inside a former video (`--from`), each field checked; nothing without one."""
+    if source is None:
+        return {}
+    from svgen.presets import SCHEDULES
+    from svgen.recipe import read_recipe
+    from svgen.resume import request_from_json
+
+    values = read_recipe(Path(source))["request"]
+    try:
+        request = request_from_json({**values, "prompt": values.get("prompt", "")})
+        for name, known in (("dtype", DTYPES[1:]), ("schedule", SCHEDULES)):
+            if getattr(request, name) not in known:
+                shown = repr(getattr(request, name))[:SHOWN_LETTERS]
+                raise ValueError(f"{name} = {shown} is none of {', '.join(known)}")
+    except ValueError as error:
+        raise UsageError(
+            "E_RECIPE",
+            f"the recipe in {source} cannot be used: {error}",
+            why="it was written by another version of svgen, or changed",
+            hint="give the flags themselves",
+        ) from error
+    return {name: getattr(request, name) for name in values}
+
+
+def choose_model(options: Mapping[str, Any], recipe: Mapping[str, Any], platform: str) -> str:
+    """The model of the flag, else of the recipe, else the default of the platform."""
+    from svgen.hub import resolve_auto
+
+    if options["model"] != "auto":
+        return options["model"]
+    return recipe_model(recipe) if "model" in recipe else resolve_auto(platform)
+
+
+def check_platform(model: str, platform: str, chosen: bool) -> None:
+    """Raise MachineError where a model of the Hub would run on the CPU without anyone having said
+    so.
+    """
+    from svgen.hub import parse
+
+    if platform == "cpu" and not chosen and model and not parse(model).folder:
+        raise no_tpu(f"{model} is made for TPUs; on a CPU it takes hours")
+
+
+def _dtype(options: Mapping[str, Any], recipe: Mapping[str, Any], platform: str) -> str:
+    """The type of weights and products: bfloat16 where the hardware is made for it."""
+    if options["dtype"] != "auto":
+        return options["dtype"]
+    return recipe.get("dtype") or ("float32" if platform == "cpu" else "bfloat16")
+
+
+def _preset(options: Mapping[str, Any], recipe: Mapping[str, Any]) -> Preset | None:
+    from svgen.presets import load_preset
+
+    if not options["preset"]:
+        return None
+    made = (recipe["width_px"], recipe["height_px"]) if "width_px" in recipe else None
+    return load_preset(options["preset"], options["res"] or made)
+
+
+def open_pipeline(model: str, dtype: str, stage: "Stage" = nullcontext) -> "Pipeline | None":
+    """The model's pipeline if it is on disk, else None. A folder must be complete."""
+    from svgen.hub import find, locate, parse
+
+    if not model:
+        return None
+    folder = find(model) or (locate(model) if parse(model).folder else None)
+    if folder is None:
+        return None
+    from svgen.pipeline import Pipeline
+
+    return Pipeline(folder, dtype=dtype, stage=stage)
+
+
+def _check_on_disk(problems: Collected, pipeline: "Pipeline", request: Request) -> None:
+    """Count the tokens of the prompts, and hold the weights' headers against the configs."""
+    if request.prompt.strip():
+        problems.get(lambda: pipeline.tokens(request))
+    problems.get(pipeline.check_files)
+
+
+def plan_output(options: Mapping[str, Any], request: Request) -> Path:
+    """Where the video goes; raises if it cannot go there."""
+    from svgen.partial import check_output
+    from svgen.video import needed_bytes
+
+    to_stdout = options["output"] == STDOUT
+    path = output_path(None if to_stdout else options["output"], request, today=date.today())
+    if to_stdout:
+        _check_stdout(options)
+        path = Path(tempfile.gettempdir(), path)
+    elif options.get("skip_existing") and path.exists():
+        return path
+    elif options.get("auto_number"):
+        path = _free_name(path)
+    needed = needed_bytes(
+        frames=request.frames, width_px=request.width_px, height_px=request.height_px
+    )
+    check_output(path, overwrite=options["overwrite"] or to_stdout, needed=needed)
+    return path
+
+
+def _check_stdout(options: Mapping[str, Any]) -> None:
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    if not terminal and not options.get("json"):
+        return
+    raise UsageError(
+        "E_OUTPUT_NAME",
+        "-o - would write the MP4 to the terminal"
+        if terminal
+        else "-o - and --json exclude each other",
+        why="the standard output carries one thing, and an MP4 is not text",
+        hint="-o - > video.mp4, or -o video.mp4",
+    )
+
+
+def _free_name(path: Path) -> Path:
+    """The first of NAME.mp4, NAME-1.mp4, NAME-2.mp4 ... that is not there."""
+    number, found = 0, path
+    while os.path.lexists(found):
+        number += 1
+        found = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return found
+
+
+def _other_origins(
+    options: Mapping[str, Any], recipe: Mapping[str, Any], said: Mapping[str, str]
+) -> dict[str, str]:
+    """Where the values came from that `resolve` does not choose."""
+    origins = {name: said.get(name, "default") for name in ("output", "device", "preset")}
+    for name in ("model", "dtype"):
+        automatic = "recipe" if name in recipe else "device"
+        origins[name] = automatic if options[name] == "auto" else said.get(name, FLAG)
+    return origins
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """What a run does, as data: of `--dry-run`, and of a result."""
+    request = run.request
+    grid = grid_of(request.width_px, request.height_px, request.frames, run.rules)
+    return {
+        "output": STDOUT if run.to_stdout else str(run.output),
+        "model": run.model,
+        "on_disk": run.pipeline is not None,
+        "device": run.device.platform,
+        "seed": request.seed,
+        "width_px": request.width_px,
+        "height_px": request.height_px,
+        "frames": request.frames,
+        "fps": request.fps,
+        "tokens": grid.tokens,
+        "request": request.as_json(),
+        "origin": {**run.origins, **run.resolved.origin},
+    }
+
+
+def plan_lines(data: Mapping[str, Any]) -> list[str]:
+    """The effective values of `describe`, and where each came from."""
+    request, origin = data["request"], data["origin"]
+    shown = {
+        **{name: data[name] for name in ("model", "device", "output")},
+        "size": f"{data['width_px']}x{data['height_px']}",
+        **{name: f"{request[name]:g}" for name in ("frames", "fps", "steps", "guidance", "shift")},
+        "seed": request["seed"],
+        **{name: request[name] for name in ("preset", "dtype", "prompt", "negative")},
+    }
+    lines = [f"{'tokens':<10}{data['tokens']}"]
+    for name, value in shown.items():
+        text = " ".join(str(value).split()) if value not in (None, "") else "none"
+        text = text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}..."
+        lines.append(f"{name:<10}{text}  ({origin.get(name, 'default')})")
+    return lines

@@ -30,6 +30,8 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "programs": LEAVES | {"attention", "models", "scheduler", "sharding"},
     "pipeline": LEAVES
     | {"checkpoint", "models.keys", "programs", "scheduler", "sharding", "tokenizer"},
+    "demo": LEAVES
+    | {"attention", "checkpoint", "models", "pipeline", "programs", "scheduler", "tokenizer"},
     "__main__": {"cli"},
 }
 EVERYONE = {""}  # `svgen` itself: its version

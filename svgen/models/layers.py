@@ -14,7 +14,7 @@ def layer_norm(x: jax.Array, eps: float) -> jax.Array:
     """Normalise the last axis to mean 0 and variance 1; float32 in and out."""
     mean = x.mean(axis=-1, keepdims=True)
     centred = x - mean
-    variance = jnp.square(x).mean(axis=-1, keepdims=True)
+    variance = jnp.square(centred).mean(axis=-1, keepdims=True)
     return centred * jax.lax.rsqrt(variance + jnp.float32(eps))
 
 

@@ -149,6 +149,6 @@ def raise_all(problems: Sequence[SvgenError]) -> None:
     if not problems:
         return
     first = problems[0]
-    flat = tuple(one for problem in problems for one in problem.problems)
+    flat = tuple(dict.fromkeys(one for problem in problems for one in problem.problems))
     first.problems = flat
     raise first

@@ -104,7 +104,8 @@ def plan_run(
         origins=said,
     )
     problems += resolved.problems
-    output = problems.get(lambda: plan_output(options, resolved.request))
+    sized = not resolved.problems
+    output = problems.get(lambda: plan_output(options, resolved.request, sized=sized))
     if pipeline:
         _check_on_disk(problems, pipeline, resolved.request)
     problems.raise_all()
@@ -187,8 +188,17 @@ def choose_model(options: Mapping[str, Any], recipe: Mapping[str, Any], platform
     from svgen.hub import resolve_auto
 
     if options["model"] != "auto":
-        return options["model"]
+        return _unmistakable(options["model"])
     return recipe_model(recipe) if "model" in recipe else resolve_auto(platform)
+
+
+def _unmistakable(model: str) -> str:
+    """Write a folder so that no recipe can be read as naming a repository: `./a/b` for `a/b`."""
+    from svgen.hub import parse
+
+    folder = parse(model).folder
+    plain = folder is not None and not folder.is_absolute() and model[0] not in "./~"
+    return f"./{model}" if plain else model
 
 
 def check_platform(model: str, platform: str, chosen: bool) -> None:
@@ -238,8 +248,10 @@ def _check_on_disk(problems: Collected, pipeline: "Pipeline", request: Request) 
     problems.get(pipeline.check_files)
 
 
-def plan_output(options: Mapping[str, Any], request: Request) -> Path:
-    """Where the video goes; raises if it cannot go there."""
+def plan_output(options: Mapping[str, Any], request: Request, *, sized: bool = True) -> Path:
+    """Where the video goes; raises if it cannot go there. Unless the size is `sized` (valid), the
+    space is not asked for.
+    """
     from svgen.partial import check_output
     from svgen.video import needed_bytes
 
@@ -252,9 +264,8 @@ def plan_output(options: Mapping[str, Any], request: Request) -> Path:
         return path
     elif options.get("auto_number"):
         path = _free_name(path)
-    needed = needed_bytes(
-        frames=request.frames, width_px=request.width_px, height_px=request.height_px
-    )
+    size = {name: getattr(request, name) for name in ("frames", "width_px", "height_px")}
+    needed = needed_bytes(**size) if sized else 0
     check_output(path, overwrite=options["overwrite"] or to_stdout, needed=needed)
     return path
 

@@ -82,6 +82,20 @@ def _read_bytes(text: str, stdin: Any) -> bytes:
         ) from error
 
 
+def is_repository(name: str) -> bool:
+    """Whether a name is that of a repository on the Hub, of which no folder of this machine takes
+    the place.
+    """
+    from svgen.hub import parse
+
+    if name.count("/") != 1 or name[0] in "./~":
+        return False
+    try:
+        return not parse(name).folder
+    except UsageError:
+        return False
+
+
 def recipe_model(recipe: Mapping[str, Any]) -> str:
     """The model that a recipe names. A recipe is not trusted to name a folder: raises UsageError
     for one.
@@ -90,7 +104,7 @@ def recipe_model(recipe: Mapping[str, Any]) -> str:
     if isinstance(name, str):
         base, _, revision = name.partition("@")
         entry = entry_of(base)
-        if entry or (base.count("/") == 1 and base[0] not in "./~"):
+        if entry or is_repository(base):
             made_with = revision or recipe.get("revision")
             pinned = entry.revision if entry else None
             return base if made_with in (None, pinned) else f"{base}@{made_with}"

@@ -38,7 +38,7 @@ class Configured(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the files first, unless only help is wanted."""
         if not ctx.resilient_parsing and not set(HELP) & set(args):
-            values, origins = read_settings(self.name or "")
+            values, origins = read_settings(ctx.info_name or "")
             ctx.default_map, ctx.meta[META] = values, origins
         return super().parse_args(ctx, args)
 
@@ -162,7 +162,7 @@ def _unknown(path: Path, what: str, name: str, known: tuple[str, ...], form: str
     if name in NEVER:
         why, hint = "it is said on the command line only", "remove it"
     else:
-        near = get_close_matches(name.replace("_", "-"), known, n=1, cutoff=0.5)
+        near = get_close_matches(name.replace("_", "-"), known, n=1, cutoff=0.6)
         why = f"what may stand there: {', '.join(known)}"
         hint = f"did you mean {form.format(near[0])}?" if near else "remove it"
     return _problem(path, f"unknown {what}", why, hint)

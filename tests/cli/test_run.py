@@ -1,0 +1,99 @@
+"""What runs around the programs: memory is freed between the networks, waits are explained."""
+
+import gc
+import time
+import weakref
+
+import jax
+import numpy as np
+import pytest
+
+from svgen.cli.output import Console
+from svgen.cli.run import explained_wait, make_video
+from svgen.config import Request
+from svgen.errors import FileError
+from svgen.pipeline import Pipeline
+from tests.helpers import ROOT
+
+TINY = ROOT / "tests/golden/tiny"
+LATENTS = np.zeros((1, 2, 4, 4, 8), np.float32)
+REQUEST = Request(
+    prompt="a red ball",
+    model=str(TINY),
+    width_px=32,
+    height_px=32,
+    frames=5,
+    fps=16.0,
+    steps=2,
+    guidance=3.0,
+    shift=5.0,
+    seed=1,
+)
+
+
+class Recorded(Pipeline):
+    """Keeps weak references to all weights, and counts those alive when the next are loaded."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.weights, self.alive = {}, {}
+
+    def _load(self, part):
+        self.alive[part] = self.count()
+        graph, weights = super()._load(part)
+        self.weights[part] = [weakref.ref(leaf) for leaf in jax.tree.leaves(weights)]
+        return graph, weights
+
+    def count(self):
+        gc.collect()
+        return {
+            part: sum(leaf() is not None for leaf in leaves)
+            for part, leaves in self.weights.items()
+        }
+
+
+def test_each_network_is_freed_before_the_next_is_loaded(tmp_path):
+    pipeline = Recorded(TINY)
+    console = Console("generate", verbosity=-2)
+    make_video(console, pipeline, REQUEST, tmp_path / "x.mp4", keep_latents=False)
+    assert all(len(leaves) > 5 for leaves in pipeline.weights.values())
+    assert pipeline.alive == {
+        "text_encoder": {},
+        "transformer": {"text_encoder": 0},
+        "vae": {"text_encoder": 0, "transformer": 0},
+    }
+    assert pipeline.count() == {"text_encoder": 0, "transformer": 0, "vae": 0}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RuntimeError("RESOURCE_EXHAUSTED: 9 GB"), "E_MEMORY"),
+        (KeyboardInterrupt(), "E_INTERRUPTED"),
+        (FileError("E_ENCODE", "ffmpeg failed", hint="h"), "E_ENCODE"),
+    ],
+)
+def test_whatever_ends_decoding_keeps_the_latents_and_says_so(tmp_path, monkeypatch, error, code):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("svgen.cli.run.write_video", fail)
+    monkeypatch.setattr("svgen.cli.run.denoise", lambda *_: LATENTS)
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    with pytest.raises(Exception) as caught:
+        console = Console("generate", verbosity=-2)
+        make_video(console, Pipeline(TINY), REQUEST, folder / "x.mp4", keep_latents=False)
+    (kept,) = folder.iterdir()
+    assert (caught.value.code, caught.value.details["latents"]) == (code, str(kept))
+    assert f"svgen decode '{kept}'" in caught.value.hint
+
+
+def test_long_wait_is_explained_and_a_short_one_is_not(monkeypatch, capsys):
+    monkeypatch.setattr("svgen.cli.run.PATIENCE_S", 0.05)
+    console = Console("generate")
+    with explained_wait(console, "short"):
+        pass
+    with explained_wait(console, "long"):
+        time.sleep(0.3)
+    assert capsys.readouterr().err == "long\n"

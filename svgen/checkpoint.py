@@ -369,6 +369,6 @@ def load_module(
     sources = _sources(stored, keys)
     filled = {}
     for path, variable in flat.items():
-        array = _read_leaf(leaves[path], sources[path], stored, part)
-        filled[path] = variable.replace(place(path, array))
+        placed = place(path, _read_leaf(leaves[path], sources[path], stored, part))
+        filled[path] = variable.replace(jax.block_until_ready(placed))  # the host's copy is free
     return nnx.merge(graph, nnx.from_flat_state(filled))

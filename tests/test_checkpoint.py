@@ -621,7 +621,7 @@ print(peak() - before)
 """
 # A process begins with the peak of the one that started it: start it from a small one.
 RELAY = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], check=True)"
-CONSTANT_BYTES = 48 << 20  # the largest stored tensor, its cast, and the allocator's slack
+CONSTANT_BYTES = 64 << 20  # the largest stored tensor, its cast, and the allocator's slack
 
 
 def write_big(folder: Path) -> tuple[int, int]:
@@ -673,4 +673,4 @@ def test_host_memory_stays_near_the_target_and_one_leaf(folder, dtype):
     )
     width = jnp.dtype(dtype).itemsize
     assert int(done.stdout) < width * (numbers + largest) + CONSTANT_BYTES
-    assert width * largest + CONSTANT_BYTES < 0.35 * 4 * numbers  # so a second copy would show
+    assert width * largest + CONSTANT_BYTES < 0.4 * 4 * numbers  # so a second copy would show

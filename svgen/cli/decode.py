@@ -90,7 +90,7 @@ def command(console: Console, latents: str, **options: Any) -> None:
       svgen decode cat-1a2b3c4d.latents.safetensors -o cat.mp4
       svgen decode cat-1a2b3c4d.latents.safetensors --model ./wan2.1-1.3b
     """
-    from svgen.cli.run import decode, recipe_of, target_of
+    from svgen.cli.execution import decode, recipe_of, target_of
     from svgen.resume import load_latents
 
     options["json"] = console.json

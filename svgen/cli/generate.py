@@ -19,7 +19,7 @@ from svgen.cli.settings import Configured, origins_of
 
 def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, Any]:
     """Run what was planned; returns the data of the result."""
-    from svgen.cli.run import make_video, open_fetched, recipe_of, target_of
+    from svgen.cli.execution import make_video, open_fetched, recipe_of, target_of
 
     request = run.request
     pipeline = run.pipeline or open_fetched(console, request, options)

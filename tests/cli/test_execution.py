@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from svgen.cli.execution import explained_wait, make_video
 from svgen.cli.output import Console
-from svgen.cli.run import explained_wait, make_video
 from svgen.config import Request
 from svgen.errors import FileError
 from svgen.pipeline import Pipeline
@@ -77,8 +77,8 @@ def test_whatever_ends_decoding_keeps_the_latents_and_says_so(tmp_path, monkeypa
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("svgen.cli.run.write_video", fail)
-    monkeypatch.setattr("svgen.cli.run.denoise", lambda *_: LATENTS)
+    monkeypatch.setattr("svgen.cli.execution.write_video", fail)
+    monkeypatch.setattr("svgen.cli.execution.denoise", lambda *_: LATENTS)
     folder = tmp_path / "a folder"
     folder.mkdir()
     with pytest.raises(Exception) as caught:
@@ -90,7 +90,7 @@ def test_whatever_ends_decoding_keeps_the_latents_and_says_so(tmp_path, monkeypa
 
 
 def test_long_wait_is_explained_and_a_short_one_is_not(monkeypatch, capsys):
-    monkeypatch.setattr("svgen.cli.run.PATIENCE_S", 0.05)
+    monkeypatch.setattr("svgen.cli.execution.PATIENCE_S", 0.05)
     console = Console("generate")
     with explained_wait(console, "short"):
         pass

@@ -10,7 +10,7 @@ import numpy as np
 from svgen.cli.device import prepare_jax
 from svgen.cli.options import device_option, help_all_option, rare_option, with_console
 from svgen.cli.output import Console
-from svgen.cli.planning import STDOUT, Collected, plan_output
+from svgen.cli.planning import STDOUT, Collected, open_pipeline, plan_output
 from svgen.cli.resolve import range_problems, size_problems
 from svgen.cli.settings import Configured
 from svgen.config import Request
@@ -18,6 +18,9 @@ from svgen.errors import UsageError
 
 if TYPE_CHECKING:
     from svgen.pipeline import Pipeline
+
+RANGED = ("size", "frames", "fps", "steps", "guidance", "shift", "seed")
+ORIGIN = "the latents' request"
 
 
 def _model(options: Mapping[str, Any], request: Request) -> str:
@@ -38,13 +41,28 @@ def _model(options: Mapping[str, Any], request: Request) -> str:
     return request.model
 
 
-def _open(console: Console, options: Mapping[str, Any], request: Request) -> "Pipeline":
-    from svgen.cli.models import fetch
-    from svgen.pipeline import Pipeline
+def _plan(
+    console: Console, latents: np.ndarray, request: Request, options: Mapping[str, Any]
+) -> tuple[Path, "Pipeline"]:
+    """Check everything, all problems at once, before the model is fetched if it is not on disk;
+    returns the output and the pipeline.
+    """
+    from svgen.cli.execution import open_fetched, stages_of
 
-    model = _model(options, request)
-    folder = fetch(console, model, offline=options["offline"], yes=options["yes"])
-    return Pipeline(folder, stage=console.stage)
+    problems = Collected()
+    output = problems.get(lambda: plan_output(options, request, sized=False))
+    device = problems.get(lambda: prepare_jax(options["device"]))
+    model = problems.get(lambda: _model(options, request), "")
+    pipeline = problems.get(lambda: open_pipeline(model, "float32", stages_of(console)))
+    if pipeline:
+        problems.get(lambda: _check(latents, request, pipeline))
+    problems.raise_all()
+    for warning in device.warnings:
+        console.warn(warning)
+    if pipeline is None:
+        pipeline = open_fetched(console, model, "float32", options)
+        _check(latents, request, pipeline)
+    return output, pipeline
 
 
 def _check(latents: np.ndarray, request: Request, pipeline: "Pipeline") -> None:
@@ -62,10 +80,6 @@ def _check(latents: np.ndarray, request: Request, pipeline: "Pipeline") -> None:
             why="every frame decoded from them would be black or noise",
             hint="generate the video again",
         )
-
-
-RANGED = ("size", "frames", "fps", "steps", "guidance", "shift", "seed")
-ORIGIN = "the latents' request"
 
 
 @click.command(cls=Configured)
@@ -95,15 +109,8 @@ def command(console: Console, latents: str, **options: Any) -> None:
 
     options["json"] = console.json
     array, request = load_latents(Path(latents))
-    problems, to_stdout = Collected(), options["output"] == STDOUT
-    output = problems.get(lambda: plan_output(options, request))
-    device = problems.get(lambda: prepare_jax(options["device"]))
-    pipeline = problems.get(lambda: _open(console, options, request))
-    if pipeline:
-        problems.get(lambda: _check(array, request, pipeline))
-    problems.raise_all()
-    for warning in device.warnings:
-        console.warn(warning)
+    to_stdout = options["output"] == STDOUT
+    output, pipeline = _plan(console, array, request, options)
     recipe = None
     if not options["no_metadata"]:
         recipe = recipe_of(request, with_prompt=not options["no_prompt_metadata"])

@@ -15,7 +15,7 @@ import numpy as np
 
 from svgen import __version__
 from svgen.cli.endings import explain
-from svgen.cli.output import Console
+from svgen.cli.output import NORMAL, Console
 from svgen.cli.watch import Watch
 from svgen.config import Request
 from svgen.partial import write_error
@@ -23,9 +23,10 @@ from svgen.resume import latents_path, save_latents
 from svgen.video import Written, write_video
 
 if TYPE_CHECKING:
-    from svgen.pipeline import Pipeline
+    from svgen.pipeline import Pipeline, Stage
 
 COMPILING = "compiling (first run; cached afterwards)"
+COMPILED = ("compile the step", "encode the prompt")  # stages that wait for the compiler
 PATIENCE_S = 1.0  # a wait that lasts longer is explained
 
 
@@ -39,18 +40,15 @@ def recipe_of(request: Request, *, with_prompt: bool = True) -> dict[str, Any]:
     return {"svgen": __version__, "request": values}
 
 
-def open_fetched(console: Console, request: Request, options: Mapping[str, Any]) -> "Pipeline":
-    """The pipeline of a model that is not on disk yet: fetch it, and check what could not be
-    checked before.
-    """
+def open_fetched(
+    console: Console, model: str, dtype: str, options: Mapping[str, Any]
+) -> "Pipeline":
+    """Fetch a model that is not on disk yet, and open it."""
     from svgen.cli.models import fetch
     from svgen.pipeline import Pipeline
 
-    folder = fetch(console, request.model, offline=options["offline"], yes=options["yes"])
-    pipeline = Pipeline(folder, dtype=request.dtype, stage=console.stage)
-    pipeline.check(request)
-    pipeline.check_files()
-    return pipeline
+    folder = fetch(console, model, offline=options["offline"], yes=options["yes"])
+    return Pipeline(folder, dtype=dtype, stage=stages_of(console))
 
 
 @contextmanager
@@ -87,20 +85,30 @@ def explained_wait(console: Console, text: str) -> Iterator[None]:
         timer.join()
 
 
+def stages_of(console: Console) -> "Stage":
+    """Like `console.stage`; one that takes longer than a moment is named without `-v` too."""
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        text = COMPILING if name in COMPILED else f"{name} ..."
+        quiet = console.verbosity > NORMAL and name not in COMPILED  # it is named anyway
+        with console.stage(name), nullcontext() if quiet else explained_wait(console, text):
+            yield
+
+    return stage
+
+
 def denoise(console: Console, pipeline: "Pipeline", request: Request) -> np.ndarray:
     """Embed and denoise one request; returns its latents on the host."""
     text = pipeline.embed(request)
-    states = pipeline.denoise(request, text)
-    start = time.perf_counter()
-    with explained_wait(console, COMPILING):
-        latents = next(states).latents
+    start, others = time.perf_counter(), sum(console.timings.values())
     with console.bar(request.steps, "denoise") as bar:
-        bar.update()
-        for state in states:
+        for state in pipeline.denoise(request, text):
             latents = state.latents
             bar.update()
     result = np.array(latents)
-    console.timings["denoise"] = time.perf_counter() - start
+    others = sum(console.timings.values()) - others  # loading and compiling have their own
+    console.timings["denoise"] = time.perf_counter() - start - others
     return result
 
 

@@ -22,7 +22,11 @@ def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, A
     from svgen.cli.execution import make_video, open_fetched, recipe_of, target_of
 
     request = run.request
-    pipeline = run.pipeline or open_fetched(console, request, options)
+    pipeline = run.pipeline
+    if pipeline is None:
+        pipeline = open_fetched(console, run.model, request.dtype, options)
+        pipeline.check(request)
+        pipeline.check_files()
     recipe = None
     if not options["no_metadata"]:
         recipe = recipe_of(request, with_prompt=not options["no_prompt_metadata"])
@@ -93,8 +97,10 @@ def command(console: Console, **options: Any) -> None:
       svgen generate "a cat" --res 720p --duration 5s --seed 7 -o cat.mp4
       svgen generate --from cat.mp4 --seed 8
     """
+    from svgen.cli.execution import stages_of
+
     options["json"] = console.json
-    run = plan_run(options, origins_of(click.get_current_context()), console.stage)
+    run = plan_run(options, origins_of(click.get_current_context()), stages_of(console))
     if options["skip_existing"] and run.output.exists():
         console.note(f"{run.output} is there already: nothing to do")
         console.result({**describe(run), "skipped": True}, [str(run.output)])

@@ -95,7 +95,8 @@ class Console:
         self.exit_code = 0
         self._data: dict[str, Any] | None = None
         self._error: SvgenError | None = None
-        self._bar: LiveBar | None = None
+        self._bar: LiveBar | None = None  # one that is shown
+        self._counting: Bar | None = None  # one in use, shown or not
 
     @property
     def debug(self) -> bool:
@@ -182,8 +183,13 @@ class Console:
 
         Unit "B" counts bytes and is shown in kB, MB, GB. Each step is an event.
         """
-        with self._shown_bar(total, label, unit) as bar:
-            yield ReportedBar(bar, self._report_step) if self.events else bar
+        with self._shown_bar(total, label, unit) as shown:
+            bar = ReportedBar(shown, self._report_step) if self.events else shown
+            self._counting = bar
+            try:
+                yield bar
+            finally:
+                self._counting = None
 
     def _report_step(self, bar: Bar) -> None:
         self.event("step", name=bar.label, done=bar.done, total=bar.total, unit=bar.unit)
@@ -204,7 +210,10 @@ class Console:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time a part of the run; `-v` says when it starts and how long it took."""
+        """Time a part of the run; `-v` says when it starts and how long it took.
+
+        A bar that has counted nothing yet does not count this time either.
+        """
         self.detail(f"{name} ...")
         self.event("stage", name=name)
         start = time.perf_counter()
@@ -215,6 +224,8 @@ class Console:
             self.timings[name] = self.timings.get(name, 0.0) + seconds
             self.detail(f"{name}: {seconds:.1f} s")
             self.event("stage", name=name, seconds=round(seconds, 3))
+            if self._counting and not self._counting.done:
+                self._counting.restart()
 
     def _say(self, text: str, level: int, *, raw: bool = False) -> None:
         """Write to stderr, above a bar that is shown. A reader that left is no failure."""

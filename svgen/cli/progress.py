@@ -49,6 +49,9 @@ class Bar:
     def note(self, text: str) -> None:
         """Show a word about what is going on, until the next one."""
 
+    def restart(self) -> None:
+        """Measure time from now on: what came before belongs to something else."""
+
 
 class ReportedBar(Bar):
     """Another bar, each of whose steps is reported too."""
@@ -66,6 +69,10 @@ class ReportedBar(Bar):
     def note(self, text: str) -> None:
         """Hand the word on."""
         self._inner.note(text)
+
+    def restart(self) -> None:
+        """Let the other bar measure from now on."""
+        self._inner.restart()
 
 
 class PlainBar(Bar):
@@ -87,6 +94,10 @@ class PlainBar(Bar):
     def note(self, text: str) -> None:
         """Say this in the next line."""
         self._text = text
+
+    def restart(self) -> None:
+        """Measure from now on."""
+        self._start = time.monotonic()
 
     def _line(self) -> str:
         done, total = _amount(self.done, self.unit), _amount(self.total or 0, self.unit)
@@ -129,6 +140,10 @@ class LiveBar(Bar):
     def note(self, text: str) -> None:
         """Show this beside the bar."""
         self._tqdm.set_postfix_str(text)
+
+    def restart(self) -> None:
+        """Measure from now on."""
+        self._tqdm.reset(self.total)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

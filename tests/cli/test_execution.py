@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from svgen.cli.execution import explained_wait, make_video
+from svgen.cli.execution import COMPILING, explained_wait, make_video, stages_of
 from svgen.cli.output import Console
 from svgen.config import Request
 from svgen.errors import FileError
@@ -16,13 +16,13 @@ from svgen.pipeline import Pipeline
 from tests.helpers import ROOT
 
 TINY = ROOT / "tests/golden/tiny"
-LATENTS = np.zeros((1, 2, 4, 4, 8), np.float32)
+LATENTS = np.zeros((1, 1, 4, 4, 8), np.float32)
 REQUEST = Request(
     prompt="a red ball",
     model=str(TINY),
     width_px=32,
     height_px=32,
-    frames=5,
+    frames=1,
     fps=16.0,
     steps=2,
     guidance=3.0,
@@ -97,3 +97,30 @@ def test_long_wait_is_explained_and_a_short_one_is_not(monkeypatch, capsys):
     with explained_wait(console, "long"):
         time.sleep(0.3)
     assert capsys.readouterr().err == "long\n"
+
+
+def test_stage_that_takes_long_is_named(monkeypatch, capsys):
+    monkeypatch.setattr("svgen.cli.execution.PATIENCE_S", 0.05)
+    for verbosity in (0, 1):
+        stage = stages_of(Console("generate", verbosity=verbosity))
+        for name in ("load transformer", "compile the step"):
+            with stage(name):
+                time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["load transformer ...", COMPILING]
+    assert [line.partition(":")[0] for line in lines[2:]] == [
+        "load transformer ...",
+        "load transformer",
+        "compile the step ...",
+        COMPILING,
+        "compile the step",
+    ]
+
+
+def test_time_left_counts_from_the_first_step_on(monkeypatch, capsys):
+    console = Console("generate")
+    with console.bar(2, "denoise") as bar:
+        with console.stage("load"):
+            time.sleep(1.2)
+        bar.update()
+    assert capsys.readouterr().err == "denoise:  50%  1/2  0:00 spent, 0:00 left\n"

@@ -4,7 +4,6 @@ plans.
 
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -26,6 +25,12 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 SMALL = ("--model", TINY, "--res", "32x32", "--frames", "5", "--steps", "2")
 PROMPT = "a red ball"
 FILE_LIMIT = 2500  # bytes: the latents of SMALL fit, its MP4 does not
+LIMITED = f"""
+import resource
+from svgen.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, ({FILE_LIMIT}, {FILE_LIMIT}))
+main()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +76,14 @@ def planned(said, tmp_path):
     return call
 
 
-def start(*args, env, **options):
+def start(*args, env, program=("-m", "svgen")):
     return subprocess.Popen(
-        [sys.executable, "-m", "svgen", *args],
+        [sys.executable, *program, *args],
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **options,
     )
 
 
@@ -175,15 +179,9 @@ def test_flags_override_a_recipe_and_another_seed_is_another_video(made, env, tm
 
 def test_full_disk_keeps_the_latents_and_decode_makes_the_video(made, env, tmp_path):
     _, body, path = made
-
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
-
     output = tmp_path / "x.mp4"
-    seed = ("--seed", str(body["data"]["seed"]))
-    process = start(
-        "generate", PROMPT, *SMALL, *seed, "-o", str(output), "--json", env=env, preexec_fn=limit
-    )
+    flags = ("--seed", str(body["data"]["seed"]), "-o", str(output), "--json")
+    process = start("generate", PROMPT, *SMALL, *flags, env=env, program=("-c", LIMITED))
     stdout, stderr = process.communicate(timeout=300)
     failed = json.loads(stdout)
     assert path.stat().st_size > FILE_LIMIT

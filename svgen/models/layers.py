@@ -88,11 +88,13 @@ def scan_layers(
     """Run x through stacked layers in one scan: `step(layer, x, index) -> (x, record)`.
 
     Records come back stacked. The barrier keeps XLA on a CPU from converting the whole stack of
-    bfloat16 weights to float32 ahead of the loop (jax 0.10: three times the memory).
+    bfloat16 weights to float32 ahead of the loop (jax 0.10: three times the memory). Training keeps
+    each layer's input and computes the layer again; a forward pass alone is not changed by that.
     """
     graph, stack = nnx.split(layers)
     count = jax.tree.leaves(stack)[0].shape[0]
 
+    @jax.checkpoint
     def body(carry: jax.Array, index: jax.Array) -> tuple[jax.Array, object]:
         held, index = jax.lax.optimization_barrier((stack, index))
         leaves = jax.tree.map(

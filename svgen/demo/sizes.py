@@ -1,0 +1,15 @@
+"""The sizes of the demo model: as small as its world allows, in the make of Wan 2.1."""
+
+from svgen.config import VaeSpec
+
+SIZE_PX, FRAMES, FPS = 128, 33, 16
+Z_CHANNELS = 8
+
+VAE = VaeSpec(
+    base_width=16,
+    z_channels=Z_CHANNELS,
+    multipliers=(1, 2, 4, 4),
+    blocks=1,
+    latents_mean=(0.0,) * Z_CHANNELS,  # replaced by those of the trained encoder
+    latents_std=(1.0,) * Z_CHANNELS,
+)

@@ -1,0 +1,199 @@
+"""Trains the demo's text encoder and transformer together, by flow matching on latents of rendered scenes.
+
+At noise level s the network sees (1 - s) z + s noise and learns noise - z (arXiv 2210.02747). A tenth of the captions is
+empty, which teaches the unconditional branch of guidance. Weights are float32 and cast to bfloat16 for each step; the
+running average of the weights is what is kept.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from svgen.config import TextSpec, TransformerSpec
+from svgen.demo import captions, scenes
+from svgen.models.text_encoder import TextEncoder
+from svgen.models.transformer import Transformer
+from svgen.tokenizer import Tokenizer, pad_ids
+
+TEXT_ROWS = 32  # the longest caption has 21 tokens; rows past it are padding, as in a run
+DROPPED_CAPTIONS = 0.1
+AVERAGE_DECAY = 0.999
+
+
+class Networks(NamedTuple):
+    """The graphs of both networks, and the shapes and types they compute with."""
+
+    text: nnx.GraphDef
+    transformer: nnx.GraphDef
+    compute: Any  # (text, transformer) states of abstract leaves
+
+
+class Batch(NamedTuple):
+    """What one step learns from."""
+
+    latents: jax.Array  # float32 [B, F, H, W, Z], normalised
+    ids: jax.Array  # int32 [B, TEXT_ROWS]
+    lengths: jax.Array  # int32 [B]
+
+
+def new_networks(text: TextSpec, transformer: TransformerSpec, seed: int) -> tuple[Networks, Any]:
+    """The networks and their first float32 weights, (text, transformer).
+
+    Gates, modulations and the last projection start at zero, so that every layer starts as nothing.
+    """
+    rngs = nnx.Rngs(seed)
+    parts = (
+        TextEncoder(text, dtype=jnp.float32, rngs=rngs),
+        Transformer(transformer, dtype=jnp.float32, rngs=rngs),
+    )
+    for linear in (parts[1].time_modulation, parts[1].patch_out):
+        linear.kernel[...] = jnp.zeros_like(linear.kernel[...])
+    abstract = (
+        nnx.eval_shape(lambda: TextEncoder(text, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))),
+        nnx.eval_shape(lambda: Transformer(transformer, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))),
+    )
+    split = [nnx.split(part) for part in abstract]
+    networks = Networks(split[0][0], split[1][0], tuple(state for _, state in split))
+    return networks, tuple(nnx.state(part) for part in parts)
+
+
+def _product(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
+    """Contract one axis of each of two matrices; float32."""
+    dimensions = (((contract[0],), (contract[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+
+
+@jax.custom_vjp
+def _heads(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attention of heads [n, N, D], q scaled already, one head after the other: it stays in cache."""
+    return _heads_forward(q, k, v)[0]
+
+
+def _heads_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+    def one(head: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        q, k, v = head
+        scores = _product(q, k, (1, 1))
+        peak = scores.max(axis=1, keepdims=True)
+        weights = jnp.exp(scores - peak)
+        total = weights.sum(axis=1, keepdims=True)
+        out = _product(weights.astype(v.dtype), v, (1, 0)) / total
+        return out.astype(v.dtype), peak + jnp.log(total)
+
+    out, log_total = jax.lax.map(one, (q, k, v))
+    return out, (q, k, v, out, log_total)
+
+
+def _heads_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def one(head: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        q, k, v, out, log_total, wanted = head
+        weights = jnp.exp(_product(q, k, (1, 1)) - log_total)
+        inner = (wanted.astype(jnp.float32) * out.astype(jnp.float32)).sum(axis=1, keepdims=True)
+        change = (weights * (_product(wanted, v, (1, 1)) - inner)).astype(q.dtype)
+        parts = (
+            _product(change, k, (1, 0)),
+            _product(change, q, (0, 0)),
+            _product(weights.astype(v.dtype), wanted, (0, 0)),
+        )
+        return tuple(part.astype(q.dtype) for part in parts)
+
+    return jax.lax.map(one, (*kept, gradient))
+
+
+_heads.defvjp(_heads_forward, _heads_backward)
+
+
+def attend_head_by_head(
+    q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array
+) -> tuple[jax.Array, tuple[()]]:
+    """Dense attention that is quick to differentiate: scores are computed again going backward."""
+    del layer
+    batch, tokens, heads, size = q.shape
+    scaled = q * jnp.asarray(size**-0.5, q.dtype)
+    flat = [x.transpose(0, 2, 1, 3).reshape(-1, tokens, size) for x in (scaled, k, v)]
+    out = _heads(*flat).reshape(batch, heads, tokens, size)
+    return out.transpose(0, 2, 1, 3), ()
+
+
+def loss(networks: Networks, weights: Any, batch: Batch, key: jax.Array) -> jax.Array:
+    """Mean squared error of the velocity, at noise levels drawn evenly and shifted towards noise."""
+    cast = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), weights, networks.compute)
+    text = nnx.merge(networks.text, cast[0])(batch.ids, batch.lengths)
+    noise_key, time_key = jax.random.split(key)
+    noise = jax.random.normal(noise_key, batch.latents.shape, jnp.float32)
+    count = len(batch.latents)
+    even = (jnp.arange(count) + jax.random.uniform(time_key, (count,))) / count
+    sigma = 2.0 * even / (1.0 + even)
+    level = sigma[:, None, None, None, None]
+    mixed = (1 - level) * batch.latents + level * noise
+    model = nnx.merge(networks.transformer, cast[1])
+    velocity, _ = model(mixed, sigma * 1000.0, text, attend_head_by_head)
+    return jnp.square(velocity - (noise - batch.latents)).mean()
+
+
+def optimizer(steps: int, rate: float) -> optax.GradientTransformation:
+    """AdamW with a warm-up, then a rate that falls to a fiftieth along a cosine."""
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, min(200, steps // 10), steps, rate / 50)
+    decay = optax.adamw(schedule, b2=0.99, weight_decay=1e-3)
+    return optax.chain(optax.clip_by_global_norm(1.0), decay)
+
+
+class TrainState(NamedTuple):
+    """Weights, their running average, and the optimiser's moments."""
+
+    weights: Any
+    average: Any
+    moments: Any
+
+
+@partial(jax.jit, static_argnames=("graphs", "transform"), donate_argnames=("state",))
+def _step(
+    graphs: tuple[nnx.GraphDef, nnx.GraphDef],
+    compute: Any,
+    transform: optax.GradientTransformation,
+    state: TrainState,
+    batch: Batch,
+    key: jax.Array,
+    done: jax.Array,
+) -> tuple[TrainState, jax.Array]:
+    networks = Networks(*graphs, compute)
+    value, gradient = jax.value_and_grad(partial(loss, networks))(state.weights, batch, key)
+    updates, moments = transform.update(gradient, state.moments, state.weights)
+    weights = optax.apply_updates(state.weights, updates)
+    decay = jnp.minimum(AVERAGE_DECAY, (1 + done) / (10 + done))
+    average = jax.tree.map(lambda a, w: decay * a + (1 - decay) * w, state.average, weights)
+    return TrainState(weights, average, moments), value
+
+
+class Captioner:
+    """Draws captions of scenes and turns them into ids."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int):
+        self.tokenizer, self.rng = tokenizer, np.random.default_rng(seed)
+
+    def __call__(self, some: list[scenes.Scene]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids [B, TEXT_ROWS] and lengths [B] of a fresh caption of each scene, a tenth of them empty."""
+        texts = [
+            "" if self.rng.random() < DROPPED_CAPTIONS else captions.caption(scene, self.rng)
+            for scene in some
+        ]
+        encode = partial(self.tokenizer.encode, truncate=False, allow_empty=True)
+        return pad_ids([encode(text) for text in texts], TEXT_ROWS)
+
+
+def batches(
+    latents: np.ndarray, some: list[scenes.Scene], captioner: Captioner, batch: int
+) -> Iterator[Batch]:
+    """Endless shuffled batches from a bank of normalised latents and their scenes."""
+    while True:
+        order = captioner.rng.permutation(len(some))
+        for start in range(0, len(order) - batch + 1, batch):
+            chosen = order[start : start + batch]
+            ids, lengths = captioner([some[i] for i in chosen])
+            values = jnp.asarray(latents[chosen], jnp.float32)
+            yield Batch(values, jnp.asarray(ids), jnp.asarray(lengths))

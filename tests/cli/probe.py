@@ -58,6 +58,13 @@ def wait(console: Console) -> None:
     signal.pause()
 
 
+def stubborn(console: Console) -> None:
+    try:
+        wait(console)
+    except KeyboardInterrupt:
+        wait(console)
+
+
 def noise(console: Console) -> None:
     warnings.warn_explicit("noise of a library", UserWarning, "x.py", 1, module="jax._src.x")
     warnings.warn_explicit("a warning of ours", UserWarning, "x.py", 1, module="svgen.x")
@@ -77,6 +84,7 @@ ACTS = {
     "two": two_problems,
     "partial": result_and_failure,
     "wait": wait,
+    "stubborn": stubborn,
     "noise": noise,
 }
 

@@ -291,3 +291,19 @@ def test_every_code_has_a_kind_with_a_documented_exit_code():
     for code, (kind, meaning) in CODES.items():
         assert kind(code, "text").as_json()["code"] == code
         assert meaning
+
+
+def test_second_ctrl_c_ends_the_process_at_once():
+    process = probe("stubborn")
+    for _ in range(2):
+        while process.stderr.readline() != "ready\n":
+            pass
+        process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == -signal.SIGINT
+    process.communicate()
+
+
+def test_json_of_the_environment_may_be_events():
+    lines = finished("nothing", env={"SVGEN_JSON": "events"}).stdout.splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["start", "result"]
+    assert finished("nothing", env={"SVGEN_JSON": "no"}).stdout.startswith("first line\n")

@@ -18,7 +18,7 @@ from svgen.recipe import read_recipe
 from svgen.resume import load_latents
 from tests.helpers import ROOT, json_of, run_svgen
 from tests.mp4 import read_mp4
-from tests.videos import decoded
+from tests.videos import decoded, write
 
 TINY = "tests/golden/tiny"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -334,6 +334,20 @@ def test_warnings_of_the_device_are_shown(planned, monkeypatch):
     device = Device(platform="cpu", kind="cpu", count=1, reason="", warnings=("no cache",))
     monkeypatch.setattr(planning, "prepare_jax", lambda _: device)
     assert "no cache" in planned()[1]["warnings"]
+
+
+def test_recipe_keeps_its_type_and_asks_for_a_folder_again(planned, said, tmp_path):
+    request = {"prompt": "p", "model": f"./{TINY}", "width_px": 64, "height_px": 48, "frames": 9}
+    request |= {"fps": 16.0, "steps": 3, "guidance": 2.0, "shift": 4.0, "seed": 1}
+    request |= {"dtype": "bfloat16"}
+    old = tmp_path / "old.mp4"
+    write(old, recipe={"svgen": "0.1.0", "request": request})
+    code, body = planned("--from", str(old), prompt=None)
+    assert (code, body["data"]["request"] | request) == (0, body["data"]["request"])
+    assert body["data"]["origin"]["dtype"] == "recipe"
+    code, body = said("generate", "--from", str(old), "--frames", "8", "--dry-run")
+    assert (code, sorted(codes_of(body))) == (2, ["E_FRAMES", "E_RECIPE"])
+    assert "add --model" in body["error"]["hint"] + problems_of(body)[1]["hint"]
 
 
 # Prompts.

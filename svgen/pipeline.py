@@ -8,6 +8,7 @@ Progress, files, Ctrl-C are the caller's.
 """
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -51,6 +52,12 @@ class Pipeline:
         self.rules = Rules.of(self.specs.transformer, self.specs.vae)
         self.tokenizer = Tokenizer.load(self.folder, vocabulary=self.specs.text.vocabulary)
         self._abstract = programs.abstract_parts(self.specs, jnp.dtype(dtype))
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights of the transformer."""
+        leaves = jax.tree.leaves(nnx.state(self._abstract["transformer"]))
+        return sum(math.prod(leaf.shape) for leaf in leaves)
 
     def check(self, request: Request) -> None:
         """Raise every problem that a request has with this checkpoint. Loads no weights."""

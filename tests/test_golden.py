@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.equality import FRAME_SHARE, PART_TOLERANCE, part_errors, request_for, run_errors
 from safetensors.numpy import load_file
 
 from svgen.pipeline import Pipeline, draw_noise
+from tests.equality import FRAME_SHARE, PART_TOLERANCE, part_errors, request_for, run_errors
 
 GOLDEN = Path(__file__).parent / "golden"
 SIZE = (64, 48, 9)

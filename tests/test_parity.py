@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.equality import FRAME_SHARE, PART_TOLERANCE, part_errors, run_errors
 
 pytestmark = [

@@ -29,6 +29,7 @@ STDOUT = "-"
 UNREAD = "(could not be read)"  # stands for a prompt while the other checks go on
 EXISTING = ("overwrite", "skip_existing", "auto_number")
 SHOWN_LETTERS = 60
+LARGE = 500_000_000  # parameters of a transformer that nobody runs on a CPU by accident
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,10 +89,12 @@ def plan_run(
     platform = device.platform if device else "cpu"
     recipe = problems.get(lambda: read_request(options["source"]), {"prompt": UNREAD})
     model = machine.get(lambda: choose_model(options, recipe, platform), "")
-    machine.get(lambda: check_platform(model, platform, chosen or device is None))
-    problems += [one for one in machine if not (options["dry_run"] and _is_machine(one))]
+    chosen = chosen or device is None
+    machine.get(lambda: check_platform(model, platform, chosen))
     dtype = _dtype(options, recipe, platform)
     pipeline = problems.get(lambda: open_pipeline(model, dtype, stage))
+    machine.get(lambda: check_size(pipeline, model, platform, chosen))
+    problems += [one for one in machine if not (options["dry_run"] and _is_machine(one))]
     preset = problems.get(lambda: _preset(options, recipe))
     prompt = problems.get(lambda: read_prompt(options["prompt"], sys.stdin), UNREAD)
     resolved = resolve(
@@ -209,6 +212,14 @@ def check_platform(model: str, platform: str, chosen: bool) -> None:
 
     if platform == "cpu" and not chosen and model and not parse(model).folder:
         raise no_tpu(f"{model} is made for TPUs; on a CPU it takes hours")
+
+
+def check_size(pipeline: "Pipeline | None", model: str, platform: str, chosen: bool) -> None:
+    """Raise MachineError where a folder of Wan's size would run on the CPU without anyone having
+    said so.
+    """
+    if pipeline and platform == "cpu" and not chosen and pipeline.parameters > LARGE:
+        raise no_tpu(f"{model} has the size of a model made for TPUs; on a CPU it takes hours")
 
 
 def _dtype(options: Mapping[str, Any], recipe: Mapping[str, Any], platform: str) -> str:

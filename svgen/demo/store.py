@@ -1,4 +1,4 @@
-"""Keeps the state of a training: a tree of arrays in one safetensors file, replaced only when whole."""
+"""Keeps the state of a training: a tree of arrays in one file, replaced only when whole."""
 
 import json
 import os

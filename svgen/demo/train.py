@@ -1,4 +1,4 @@
-"""Trains the demo model, in stages that can be stopped and taken up again: `python -m svgen.demo.train --help`."""
+"""Trains the demo model in stages that can be stopped and taken up again; see `--help`."""
 
 import time
 from pathlib import Path

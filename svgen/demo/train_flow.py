@@ -1,8 +1,8 @@
-"""Trains the demo's text encoder and transformer together, by flow matching on latents of rendered scenes.
+"""Trains the demo's text encoder and transformer together, by flow matching on latents.
 
-At noise level s the network sees (1 - s) z + s noise and learns noise - z (arXiv 2210.02747). A tenth of the captions is
-empty, which teaches the unconditional branch of guidance. Weights are float32 and cast to bfloat16 for each step; the
-running average of the weights is what is kept.
+At noise level s the network sees (1 - s) z + s noise and learns noise - z (arXiv 2210.02747). A
+tenth of the captions is empty, which teaches the unconditional branch of guidance. Weights are
+float32 and cast to bfloat16 for each step; the running average of the weights is what is kept.
 """
 
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ def _product(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array
 
 @jax.custom_vjp
 def _heads(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Attention of heads [n, N, D], q scaled already, one head after the other: it stays in cache."""
+    """Attend in heads [n, N, D], q scaled already, one after the other: scores stay in cache."""
     return _heads_forward(q, k, v)[0]
 
 
@@ -121,7 +121,7 @@ def attend_head_by_head(
 
 
 def loss(networks: Networks, weights: Any, batch: Batch, key: jax.Array) -> jax.Array:
-    """Mean squared error of the velocity, at noise levels drawn evenly and shifted towards noise."""
+    """Mean squared error of the velocity, at even noise levels shifted towards noise."""
     cast = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), weights, networks.compute)
     text = nnx.merge(networks.text, cast[0])(batch.ids, batch.lengths)
     noise_key, time_key = jax.random.split(key)
@@ -134,13 +134,6 @@ def loss(networks: Networks, weights: Any, batch: Batch, key: jax.Array) -> jax.
     model = nnx.merge(networks.transformer, cast[1])
     velocity, _ = model(mixed, sigma * 1000.0, text, attend_head_by_head)
     return jnp.square(velocity - (noise - batch.latents)).mean()
-
-
-def optimizer(steps: int, rate: float) -> optax.GradientTransformation:
-    """AdamW with a warm-up, then a rate that falls to a fiftieth along a cosine."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, min(200, steps // 10), steps, rate / 50)
-    decay = optax.adamw(schedule, b2=0.99, weight_decay=1e-3)
-    return optax.chain(optax.clip_by_global_norm(1.0), decay)
 
 
 class TrainState(NamedTuple):
@@ -177,7 +170,9 @@ class Captioner:
         self.tokenizer, self.rng = tokenizer, np.random.default_rng(seed)
 
     def __call__(self, some: list[scenes.Scene]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids [B, TEXT_ROWS] and lengths [B] of a fresh caption of each scene, a tenth of them empty."""
+        """Ids [B, TEXT_ROWS] and lengths [B] of a fresh caption of each scene, a tenth of them
+        empty.
+        """
         texts = [
             "" if self.rng.random() < DROPPED_CAPTIONS else captions.caption(scene, self.rng)
             for scene in some

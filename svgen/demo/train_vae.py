@@ -1,7 +1,7 @@
-"""Trains the demo's VAE on crops of rendered scenes: reconstruction, and a touch of Kullback-Leibler divergence.
+"""Trains the demo's VAE on crops of rendered scenes.
 
-Crops are 64x64 pixels of 9 frames, mostly near the object: a convolutional network needs no more to learn what the whole
-clip asks of it, and a step costs a fifteenth.
+Crops are 64x64 pixels of 9 frames, mostly near the object: a convolutional network needs no more to
+learn what the whole clip asks of it, and a step costs a fifteenth.
 """
 
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def _moments(vae: Vae, frames: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def loss(graph: nnx.GraphDef, weights: Weights, frames: jax.Array, key: jax.Array) -> jax.Array:
-    """Absolute and squared error of the reconstruction, plus the divergence from a unit Gaussian."""
+    """Absolute and squared error, plus a touch of divergence from a unit Gaussian."""
     vae = nnx.merge(graph, weights)
     mean, log_variance = _moments(vae, frames)
     z = mean + jnp.exp(log_variance / 2) * jax.random.normal(key, mean.shape, jnp.float32)
@@ -72,8 +72,9 @@ def loss(graph: nnx.GraphDef, weights: Weights, frames: jax.Array, key: jax.Arra
 
 
 def optimizer(steps: int, rate: float) -> optax.GradientTransformation:
-    """AdamW with a short warm-up and a cosine decay."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, min(100, steps // 10), steps, rate / 50)
+    """AdamW with a short warm-up, then a rate that falls to a fiftieth along a cosine."""
+    warm_up = min(100, steps // 10)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warm_up, steps, rate / 50)
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=1e-4))
 
 

@@ -18,8 +18,8 @@ from svgen.config import VaeSpec
 from svgen.demo import scenes
 from svgen.models.vae import Vae
 
-CROP_PX, CROP_FRAMES = 64, 9
-NEAR_OBJECT = 0.7  # share of the crops that are laid over the object
+CROP_PX, CROP_FRAMES = 32, 9
+NEAR_OBJECT = 0.8  # share of the crops that are laid over the object
 KL_WEIGHT = 1e-5
 
 Weights = nnx.State
@@ -43,7 +43,7 @@ def _crop(rng: np.random.Generator) -> np.ndarray:
         rows, columns = np.nonzero(np.abs(middle - middle[0, 0]).sum(axis=-1) > 60)
         if len(rows):
             centre = np.array([rows.mean(), columns.mean()]) - CROP_PX / 2
-            corner = np.clip(centre + rng.integers(-24, 25, 2), 0, room).astype(int)
+            corner = np.clip(centre + rng.integers(-20, 21, 2), 0, room).astype(int)
     row, column = corner
     return part[:, row : row + CROP_PX, column : column + CROP_PX]
 

@@ -19,8 +19,8 @@ from svgen.kernels.tables import MASKED, RAGGED, TileSizes, Tiling, VisitTable
 
 MAX_BLOCK = 1024  # queries
 MAX_SCORES = 1 << 22  # elements of one block of scores
-TILE = 512  # tokens of a side of a tile: their scores are 1 MiB
-TILES = 16  # along a side at least, so that a budget can be met in whole tiles
+TILE_QUERIES, TILE_KEYS = 1024, 512  # tokens of a tile: its scores are 2 MiB
+TILES = 8  # of queries at least, and twice as many of keys: so budgets are met in whole tiles
 LOWEST = -1e30  # below every score, yet finite: rows of a tile may keep nothing
 
 
@@ -70,20 +70,25 @@ def attention(
     return out.reshape(batch, heads, queries, v.shape[-1])
 
 
+def _even(length: int, most: int) -> int:
+    """The side of tiles that cut `length` evenly into as few as sides up to `most` allow."""
+    return -(-length // -(-length // max(1, min(most, length))))
+
+
 def tile_sizes(outer: int, inner: int) -> TileSizes:
     """Choose tiles for tokens [outer, inner] that suit a CPU's cache and let budgets be met.
 
     Contiguous key tiles divide `inner` where they can, so that the sink is whole tiles.
     """
-    side = max(1, min(TILE, outer * inner // TILES))
-    whole = max(size for size in range(1, side + 1) if inner % size == 0)
-    strided = max(1, min(TILE // outer, inner // TILES))
+    tokens = outer * inner
+    most = max(1, min(TILE_KEYS, tokens // (2 * TILES)))
+    whole = max(size for size in range(1, most + 1) if inner % size == 0)
     return TileSizes(
-        queries=side,
-        keys=whole if 2 * whole > side else side,
-        strided_queries=strided,
-        strided_keys=strided,
-        sink=min(inner, TILE),
+        queries=_even(tokens, min(TILE_QUERIES, tokens // TILES)),
+        keys=whole if 2 * whole > most else _even(tokens, most),
+        strided_queries=_even(inner, min(TILE_QUERIES // outer, inner // TILES)),
+        strided_keys=_even(inner, min(TILE_KEYS // outer, inner // (2 * TILES))),
+        sink=_even(inner, TILE_KEYS),
     )
 
 

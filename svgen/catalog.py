@@ -1,17 +1,26 @@
-"""The known models: name -> repository, pinned revision, and the sampling values its makers
-recommend.
+"""The known models: name -> repository, pinned revision, and how their makers sample.
 
 Sampling values are the official ones (Wan 2.1 README and configs), not those in the repositories'
-scheduler_config.json, whose flow shift of 3.0 is what the converter wrote, for every model.
+scheduler_config.json, whose flow shift of 3.0 is what the converter wrote, for every model. A
+checkpoint folder may bring its own, in svgen.json.
 """
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from svgen.errors import DownloadError, SvgenError
 
 NEGATIVE_WAN = (
     "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，"
     "JPEG压缩残留，丑陋的，残缺的，多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，"
     "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走"
 )
+
+
+SIZE_480P, SIZE_720P = (832, 480), (1280, 720)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,10 +32,10 @@ class Sampling:
     shift: float = 5.0
     frames: int = 81
     fps: float = 16
-    resolution: str = "480p"
+    size_px: tuple[int, int] = (832, 480)  # width, height
     negative: str = ""
     max_frames: int | None = None  # more than it was trained on is a warning
-    resolutions: tuple[str, ...] = ()  # trained on; others are a warning
+    trained_px: tuple[tuple[int, int], ...] = ()  # sizes trained on; others are a warning
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +66,7 @@ CATALOG: dict[str, CatalogEntry] = {
                 shift=8.0,
                 negative=NEGATIVE_WAN,
                 max_frames=81,
-                resolutions=("480p",),
+                trained_px=(SIZE_480P,),
             ),
         ),
         CatalogEntry(
@@ -68,10 +77,10 @@ CATALOG: dict[str, CatalogEntry] = {
             download_bytes=80_407_000_000,
             licence="Apache-2.0",
             sampling=Sampling(
-                resolution="720p",
+                size_px=SIZE_720P,
                 negative=NEGATIVE_WAN,
                 max_frames=81,
-                resolutions=("480p", "720p"),
+                trained_px=(SIZE_480P, SIZE_720P),
             ),
         ),
     )
@@ -96,3 +105,70 @@ def sampling_of(name: str) -> Sampling:
     """Sampling defaults of a model, by name or repository; general ones if it is not known."""
     entry = entry_of(name)
     return entry.sampling if entry else UNKNOWN
+
+
+SAMPLING_FILE = "svgen.json"
+MAX_SAMPLING_BYTES = 64 << 10
+
+
+def read_sampling(folder: Path) -> Sampling | None:
+    """Sampling defaults that a checkpoint folder brings in its svgen.json; None if it has none.
+
+    Raises DownloadError for a file that is not an object of known fields of the right types.
+    """
+    path = folder / SAMPLING_FILE
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_SAMPLING_BYTES + 1)
+        values = json.loads(data) if len(data) <= MAX_SAMPLING_BYTES else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _bad_sampling(path, str(error)) from error
+    if not isinstance(values, dict):
+        raise _bad_sampling(path, "it must hold a small JSON object")
+    return _sampling_from(path, values)
+
+
+def _sampling_from(path: Path, values: Mapping[str, Any]) -> Sampling:
+    default, checked = Sampling(), {}
+    known = {item.name for item in fields(Sampling)}
+    for name, value in values.items():
+        if name not in known:
+            raise _bad_sampling(path, f"unknown key {name[:40]!r}")
+        checked[name] = _like(getattr(default, name), value)
+        if checked[name] is None:
+            raise _bad_sampling(path, f"{name} = {str(value)[:40]} has another type")
+    return Sampling(**checked)
+
+
+def _like(default: Any, value: Any) -> Any:
+    """A JSON value as the type of a field's default; None if it is of another."""
+    if isinstance(default, tuple):
+        return _sizes(default, value)
+    if isinstance(default, str):
+        return value if isinstance(value, str) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e6:
+        return None
+    is_count = default is None or isinstance(default, int)
+    return value if isinstance(value, int) or not is_count else None
+
+
+def _sizes(default: tuple, value: Any) -> tuple | None:
+    """`size_px` holds two whole numbers, `trained_px` pairs of them."""
+    if not isinstance(value, list) or len(value) > 64:
+        return None
+    if default and isinstance(default[0], int):
+        whole = len(value) == 2 and all(isinstance(side, int) and 0 < side < 1e6 for side in value)
+        return tuple(value) if whole else None
+    pairs = [_sizes((0, 0), one) for one in value]
+    return None if None in pairs else tuple(pairs)
+
+
+def _bad_sampling(path: Path, why: str) -> SvgenError:
+    return DownloadError(
+        "E_CHECKPOINT",
+        f"{path} cannot be used",
+        why=why,
+        hint=f"mend or delete {path}: it holds nothing but default values",
+    )

@@ -190,21 +190,18 @@ def _some(names: list[str]) -> str:
 
 
 def _fits(stored: Stored, target: Target, want: tuple[int, ...]) -> bool:
-    """Whether a tensor has upstream's shape of what becomes `want`, but for axes of length 1."""
-    if target.stored is not None:
-        return stored.shape == target.stored
-    if target.axes is None:
-        shape = stored.shape
-    elif len(target.axes) == len(stored.shape):
-        shape = tuple(stored.shape[axis] for axis in target.axes)
-    else:
-        return False
-    if target.shape is None:
-        return shape == want
-    return [side for side in shape if side != 1] == [side for side in want if side != 1]
+    """Whether a tensor has upstream's shape of what becomes `want`."""
+    return stored.shape == stored_shape(target, want)
 
 
-def _arrange(tensor: np.ndarray, target: Target) -> np.ndarray:
+def stored_shape(target: Target, leaf: tuple[int, ...]) -> tuple[int, ...]:
+    """Upstream's shape of the tensor that becomes a leaf (one layer of it) of shape `leaf`."""
+    if target.stored is not None or target.axes is None:
+        return target.stored or leaf
+    return tuple(leaf[target.axes.index(axis)] for axis in range(len(leaf)))
+
+
+def arrange(tensor: np.ndarray, target: Target) -> np.ndarray:
     """Split, transpose and join a tensor as its target says."""
     if target.split is not None:
         tensor = tensor.reshape(target.split)
@@ -277,7 +274,7 @@ def _read_leaf(
         tensor = _read(one, 0, math.prod(one.shape)).reshape(one.shape)
         _check_not_zero(name, one.file, tensor, part)
         where = ... if target.layer is None else target.layer
-        out[where] = _arrange(tensor, target)
+        out[where] = arrange(tensor, target)
     return out
 
 

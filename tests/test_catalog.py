@@ -1,10 +1,12 @@
 """The known models: names, pinned revisions, the makers' sampling values."""
 
+import json
 import re
 
 import pytest
 
-from svgen.catalog import CATALOG, NEGATIVE_WAN, UNKNOWN, entry_of, sampling_of
+from svgen.catalog import CATALOG, NEGATIVE_WAN, UNKNOWN, entry_of, read_sampling, sampling_of
+from svgen.errors import DownloadError
 from svgen.grid import RESOLUTIONS, WAN21, frames_problem, grid_of
 
 
@@ -26,14 +28,14 @@ def test_every_entry_is_pinned_and_complete():
             "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
             1_418_996_800,
             28.9,
-            (50, 6.0, 8.0, 81, 16, "480p", ("480p",)),
+            (50, 6.0, 8.0, 81, 16, (832, 480), ((832, 480),)),
         ),
         (
             "wan2.1-14b",
             "Wan-AI/Wan2.1-T2V-14B-Diffusers",
             14_288_491_584,
             80.4,
-            (50, 5.0, 5.0, 81, 16, "720p", ("480p", "720p")),
+            (50, 5.0, 5.0, 81, 16, (1280, 720), ((832, 480), (1280, 720))),
         ),
     ],
 )
@@ -42,7 +44,7 @@ def test_values_are_the_official_ones(name, repository, parameters, gigabytes, o
     assert (entry.repository, entry.parameters) == (repository, parameters)
     assert round(entry.download_bytes / 1e9, 1) == gigabytes
     found = (sampling.steps, sampling.guidance, sampling.shift, sampling.frames, sampling.fps)
-    assert (*found, sampling.resolution, sampling.resolutions) == official
+    assert (*found, sampling.size_px, sampling.trained_px) == official
     assert sampling.max_frames == 81
     assert sampling.negative == NEGATIVE_WAN
 
@@ -56,8 +58,8 @@ def test_negative_prompt_is_wans():
 def test_defaults_can_be_made():
     for sampling in (UNKNOWN, *(entry.sampling for entry in CATALOG.values())):
         assert frames_problem(sampling.frames, WAN21) is None
-        assert set(sampling.resolutions) <= set(RESOLUTIONS)
-        width, height = RESOLUTIONS[sampling.resolution]
+        assert set(sampling.trained_px) <= set(RESOLUTIONS.values())
+        width, height = sampling.size_px
         assert grid_of(width, height, sampling.frames, WAN21).latent_frames == 21
 
 
@@ -68,3 +70,39 @@ def test_model_is_found_by_name_or_repository_in_any_case():
     for name in ("", "wan2.1", "wan2.1-14b ", "../wan2.1-14b", "Wan-AI/Wan2.2-T2V-A14B-Diffusers"):
         assert entry_of(name) is None
         assert sampling_of(name) is UNKNOWN
+
+
+def test_a_folder_brings_its_own_defaults(tmp_path):
+    assert read_sampling(tmp_path) is None
+    values = {"steps": 12, "guidance": 3, "size_px": [128, 96], "trained_px": [[128, 96]]}
+    (tmp_path / "svgen.json").write_text(json.dumps(values))
+    found = read_sampling(tmp_path)
+    assert (found.steps, found.guidance, found.size_px) == (12, 3, (128, 96))
+    assert found.trained_px == ((128, 96),)
+    assert found.frames == UNKNOWN.frames
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"stepz": 3}',
+        '{"steps": "3"}',
+        '{"steps": 2.5}',
+        '{"steps": true}',
+        '{"guidance": NaN}',
+        '{"guidance": -1}',
+        '{"max_frames": 1.5}',
+        '{"size_px": [1]}',
+        '{"size_px": [128, 128, 128]}',
+        '{"trained_px": [[128, "x"]]}',
+        '{"negative": 3}',
+        "[]",
+        "{",
+        '{"negative": "' + "x" * 70_000 + '"}',
+    ],
+)
+def test_bad_defaults_of_a_folder_are_refused(tmp_path, text):
+    (tmp_path / "svgen.json").write_text(text)
+    with pytest.raises(DownloadError) as caught:
+        read_sampling(tmp_path)
+    assert "svgen.json" in str(caught.value)

@@ -17,7 +17,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from svgen import checkpoint
-from svgen.checkpoint import load_module, read_json, read_specs
+from svgen.checkpoint import load_module, read_json, read_specs, stored_shape
 from svgen.errors import DownloadError
 from svgen.models.keys import text_keys, transformer_keys, vae_keys
 from svgen.programs import abstract_parts
@@ -647,17 +647,13 @@ def write_big(folder: Path) -> tuple[int, int]:
 
 
 def upstream_shapes(abstract: nnx.Module, keys: dict) -> dict[str, tuple[int, ...]]:
-    """The shapes of upstream's tensors, from those of our leaves."""
+    """The shape that each tensor has upstream."""
     ours = {path: leaf.shape for path, leaf in nnx.to_flat_state(nnx.state(abstract))}
-    shapes = {}
+    found = {}
     for name, target in keys.items():
-        shape = ours[target.path] if target.layer is None else ours[target.path][1:]
-        if name == "patch_embedding.weight":
-            shape = (shape[1], shape[0] // 4, 1, 2, 2)
-        elif target.axes == (1, 0):
-            shape = shape[::-1]
-        shapes[name] = shape
-    return shapes
+        shape = ours[target.path]
+        found[name] = stored_shape(target, shape if target.layer is None else shape[1:])
+    return found
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

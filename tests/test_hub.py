@@ -562,7 +562,8 @@ def test_auto_is_a_wan_model_on_a_tpu_and_the_demo_elsewhere(monkeypatch, plain)
     error = error_of(MachineError, "E_NO_TPU", lambda: hub.resolve_auto("cpu"))
     assert "--device cpu --model" in error.hint
     monkeypatch.setattr(hub.source, "DEMO", plain)
-    assert hub.resolve_auto("cpu") == str(plain)
+    assert hub.resolve_auto("cpu") == "demo"
+    assert hub.locate("demo") == plain
 
 
 def test_remove_frees_one_repository_and_leaves_the_others(server, cache):

@@ -31,7 +31,16 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "pipeline": LEAVES
     | {"checkpoint", "models.keys", "programs", "scheduler", "sharding", "tokenizer"},
     "demo": LEAVES
-    | {"attention", "checkpoint", "models", "pipeline", "programs", "scheduler", "tokenizer"},
+    | {
+        "attention",
+        "catalog",
+        "checkpoint",
+        "models",
+        "pipeline",
+        "programs",
+        "scheduler",
+        "tokenizer",
+    },
     "__main__": {"cli"},
 }
 EVERYONE = {""}  # `svgen` itself: its version

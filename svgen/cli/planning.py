@@ -12,6 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from svgen.catalog import read_sampling
 from svgen.cli.device import Device, no_tpu, prepare_jax
 from svgen.cli.naming import output_path
 from svgen.cli.resolve import Resolved, read_prompt, recipe_model, resolve
@@ -104,6 +105,7 @@ def plan_run(
         preset=preset,
         recipe=recipe,
         rules=pipeline.rules if pipeline else WAN21,
+        sampling=problems.get(lambda: read_sampling(pipeline.folder)) if pipeline else None,
         origins=said,
     )
     problems += resolved.problems

@@ -15,7 +15,8 @@ from svgen.catalog import Sampling, entry_of, sampling_of
 from svgen.cli.settings import FLAG
 from svgen.config import Preset, Request
 from svgen.errors import FileError, SvgenError, UsageError
-from svgen.grid import MAX_SIDE_PX, RESOLUTIONS, WAN21, Rules, frames_problem, size_problem
+from svgen.grid import MAX_SIDE_PX, WAN21, Rules, frames_problem, size_problem
+from svgen.hub.source import is_bundled
 
 MAX_PROMPT_BYTES = 1 << 20
 RANGES: dict[str, tuple[float, float, str]] = {  # field -> least, most, and what the number means
@@ -102,6 +103,8 @@ def recipe_model(recipe: Mapping[str, Any]) -> str:
     """
     name = recipe.get("model")
     if isinstance(name, str):
+        if is_bundled(name):
+            return name
         base, _, revision = name.partition("@")
         entry = entry_of(base)
         if entry or is_repository(base):
@@ -125,7 +128,7 @@ def _size(
         return (preset.width_px, preset.height_px), "preset"
     if "width_px" in recipe and "height_px" in recipe:
         return (recipe["width_px"], recipe["height_px"]), "recipe"
-    return RESOLUTIONS[sampling.resolution], "model"
+    return sampling.size_px, "model"
 
 
 def _frames_of(duration: float, fps: float, stride: int) -> int:
@@ -230,11 +233,11 @@ def _warnings(request: Request, sampling: Sampling) -> tuple[str, ...]:
             f"{request.model} was trained on up to {sampling.max_frames} frames; "
             f"{request.frames} may repeat or burn out"
         )
-    if sampling.resolutions:
-        trained = [RESOLUTIONS[name] for name in sampling.resolutions]
+    if sampling.trained_px:
+        trained = sampling.trained_px
         size = (request.width_px, request.height_px)
         if size not in trained and size[::-1] not in trained:
-            names = " and ".join(sampling.resolutions)
+            names = " and ".join(f"{width}x{height}" for width, height in trained)
             found.append(
                 f"{request.model} was trained at {names}; {size[0]}x{size[1]} may look worse"
             )
@@ -254,16 +257,17 @@ def resolve(
     preset: Preset | None = None,
     recipe: Mapping[str, Any] | None = None,
     rules: Rules = WAN21,
+    sampling: Sampling | None = None,
     origins: Mapping[str, str] | None = None,
 ) -> Resolved:
     """Build the request. `flags` holds what the user set (None or absent: not set), `origins` where
     (a flag, if it does not say), `recipe` a former request's fields.
 
-    `rules` are those of the model; its own check (`Pipeline.check`) follows once its configs are at
-    hand.
+    `rules` and `sampling` are those of the model (None: by its name); its own check
+    (`Pipeline.check`) follows once its configs are at hand.
     """
     recipe, said = recipe or {}, origins or {}
-    sampling = sampling_of(model)
+    sampling = sampling or sampling_of(model)
     values, origin = _values(flags, recipe, preset, sampling)
     if "seed" not in values:
         values["seed"], origin["seed"] = secrets.randbelow(2**32), "drawn"

@@ -1,11 +1,12 @@
 """The sizes of the demo model: as small as its world allows, in the make of Wan 2.1."""
 
-from svgen.config import VaeSpec
+from svgen.catalog import Sampling
+from svgen.config import TextSpec, TransformerSpec, VaeSpec
 
 SIZE_PX, FRAMES, FPS = 128, 33, 16
 Z_CHANNELS = 6
 
-VAE = VaeSpec(  # 4 pixels a cell, 4 frames a latent frame; the transformer's patch of 4x4 does the rest
+VAE = VaeSpec(  # 4x4 pixels and 4 frames a cell; the transformer's patch joins 4x4 cells
     base_width=16,
     z_channels=Z_CHANNELS,
     multipliers=(1, 2, 4),
@@ -13,4 +14,29 @@ VAE = VaeSpec(  # 4 pixels a cell, 4 frames a latent frame; the transformer's pa
     temporal_downsample=(True, True),
     latents_mean=(0.0,) * Z_CHANNELS,  # replaced by those of the trained encoder
     latents_std=(1.0,) * Z_CHANNELS,
+)
+
+TEXT = TextSpec(vocabulary=136, width=64, mlp_width=128, heads=4, head_dim=16, layers=2)
+
+TRANSFORMER = TransformerSpec(
+    heads=4,
+    head_dim=32,
+    layers=6,
+    mlp_width=512,
+    in_channels=Z_CHANNELS,
+    out_channels=Z_CHANNELS,
+    text_width=TEXT.width,
+    frequency_width=64,
+    patch=(1, 4, 4),  # 8x8 tokens of 9 latent frames: 576
+)
+
+SAMPLING = Sampling(
+    steps=12,
+    guidance=3.0,
+    shift=2.0,
+    frames=FRAMES,
+    fps=FPS,
+    size_px=(SIZE_PX, SIZE_PX),
+    max_frames=FRAMES,
+    trained_px=((SIZE_PX, SIZE_PX),),
 )

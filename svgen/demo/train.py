@@ -1,6 +1,8 @@
 """Trains the demo model in stages that can be stopped and taken up again; see `--help`."""
 
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -9,9 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from svgen.demo import scenes, train_vae
-from svgen.demo.sizes import FRAMES, SIZE_PX, VAE
+from svgen.config import ModelSpecs
+from svgen.demo import scenes, train_flow, train_vae
+from svgen.demo.export import sampling_json, write_checkpoint
+from svgen.demo.sizes import FRAMES, SAMPLING, SIZE_PX, TEXT, TRANSFORMER, VAE
 from svgen.demo.store import load_tree, save_tree
+from svgen.demo.vocabulary import write_tokenizer
+from svgen.models.vae import Vae
+from svgen.tokenizer import Tokenizer
 
 TEST_SEED = 10**6  # no training stream starts here
 
@@ -63,6 +70,112 @@ def vae(folder: Path, steps: int, batch: int, rate: float, seed: int, every: int
             if (step + 1) % (5 * every) == 0:
                 text += f", PSNR {train_vae.psnr_db(nnx.merge(graph, weights), clips):.2f} dB"
             click.echo(text)
+
+
+def _trained_vae(folder: Path) -> Vae:
+    """The VAE as its training left it, with the statistics of its latents where they are known."""
+    spec = VAE
+    graph, weights = nnx.split(train_vae.new_vae(spec, 0))
+    moments = train_vae.optimizer(100, 1e-3).init(weights)
+    (weights, _), _ = load_tree(folder / "vae.safetensors", (weights, moments))
+    path = folder / "statistics.json"
+    if path.exists():
+        numbers = json.loads(path.read_text())
+        spec = replace(spec, latents_mean=tuple(numbers["mean"]), latents_std=tuple(numbers["std"]))
+    vae = nnx.merge(graph, weights)
+    vae.spec = spec
+    return vae
+
+
+@main.command()
+@click.option("--clips", default=4000)
+@click.option("--seed", default=1)
+@click.pass_obj
+def latents(folder: Path, clips: int, seed: int) -> None:
+    """Encode the clips that the flow is trained on, and take the statistics of their latents."""
+    vae = _trained_vae(folder)
+    encode = nnx.jit(lambda vae, x: vae.encode(x))
+    rng = np.random.default_rng(seed)
+    drawn = [scenes.sample(rng) for _ in range(clips)]
+    found, start = [], time.perf_counter()
+    for count, scene in enumerate(drawn, 1):
+        x = jnp.asarray(scenes.render(scene, frames=FRAMES, size_px=SIZE_PX)[None], jnp.float32)
+        found.append(np.asarray(encode(vae, x / 127.5 - 1))[0].astype(np.float16))
+        if count % 200 == 0:
+            click.echo(f"{count} clips, {(time.perf_counter() - start) / count:.3f} s a clip")
+    bank = np.stack(found)
+    sample = bank[:500].astype(np.float32)
+    numbers = {
+        "mean": sample.mean(axis=(0, 1, 2, 3)).tolist(),
+        "std": sample.std(axis=(0, 1, 2, 3)).tolist(),
+        "seed": seed,
+    }
+    np.save(folder / "latents.npy", bank)
+    (folder / "statistics.json").write_text(json.dumps(numbers))
+
+
+def _bank(folder: Path) -> tuple[np.ndarray, list[scenes.Scene]]:
+    """Normalised latents and their scenes, drawn again from the same seed."""
+    numbers = json.loads((folder / "statistics.json").read_text())
+    bank = np.load(folder / "latents.npy")
+    mean, std = (np.asarray(numbers[name], np.float32) for name in ("mean", "std"))
+    rng = np.random.default_rng(numbers["seed"])
+    drawn = [scenes.sample(rng) for _ in range(len(bank))]
+    return ((bank - mean) / std).astype(np.float16), drawn
+
+
+@main.command()
+@click.option("--steps", default=6000)
+@click.option("--batch", default=16)
+@click.option("--rate", default=2e-3)
+@click.option("--seed", default=2)
+@click.option("--every", default=100, help="Steps between saves and reports.")
+@click.pass_obj
+def flow(folder: Path, steps: int, batch: int, rate: float, seed: int, every: int) -> None:
+    """Train the text encoder and the transformer."""
+    write_tokenizer(folder / "tokenizer")
+    networks, weights = train_flow.new_networks(TEXT, TRANSFORMER, seed)
+    transform = train_vae.optimizer(steps, rate)
+    average = jax.tree.map(jnp.array, weights)
+    state = train_flow.TrainState(weights, average, transform.init(weights))
+    done, path = 0, folder / "flow.safetensors"
+    if path.exists():
+        state, numbers = load_tree(path, state)
+        done = numbers["steps"]
+    captioner = train_flow.Captioner(Tokenizer.load(folder), seed + done)
+    stream = train_flow.batches(*_bank(folder), captioner, batch)
+    losses, start = [], time.perf_counter()
+    for step in range(done, steps):
+        key = jax.random.key(seed * steps + step)
+        state, value = train_flow.train_step(networks, transform, state, next(stream), key, step)
+        losses.append(float(value))
+        if (step + 1) % every == 0 or step + 1 == steps:
+            save_tree(path, state, steps=step + 1)
+            seconds = (time.perf_counter() - start) / len(losses)
+            mean = np.mean(losses[-every:])
+            click.echo(f"step {step + 1}: loss {mean:.4f}, {seconds:.2f} s a step")
+
+
+@main.command()
+@click.argument("target", type=click.Path(path_type=Path))
+@click.pass_obj
+def export(folder: Path, target: Path) -> None:
+    """Write the averaged weights as a checkpoint folder in diffusers' layout."""
+    write_tokenizer(folder / "tokenizer")
+    networks, weights = train_flow.new_networks(TEXT, TRANSFORMER, 0)
+    moments = train_vae.optimizer(100, 1e-3).init(weights)
+    state = train_flow.TrainState(weights, weights, moments)
+    state, _ = load_tree(folder / "flow.safetensors", state)
+    vae = _trained_vae(folder)
+    parts = {
+        "text_encoder": nnx.merge(networks.text, state.average[0]),
+        "transformer": nnx.merge(networks.transformer, state.average[1]),
+        "vae": vae,
+    }
+    specs = ModelSpecs(text=TEXT, transformer=TRANSFORMER, vae=vae.spec)
+    sampling = sampling_json(SAMPLING)
+    size = write_checkpoint(target, specs, parts, dtype=jnp.bfloat16, sampling=sampling)
+    click.echo(f"{target}: {size / 1e6:.1f} MB of weights")
 
 
 if __name__ == "__main__":

@@ -163,6 +163,20 @@ def _step(
     return TrainState(weights, average, moments), value
 
 
+def train_step(
+    networks: Networks,
+    transform: optax.GradientTransformation,
+    state: TrainState,
+    batch: Batch,
+    key: jax.Array,
+    done: int,
+) -> tuple[TrainState, jax.Array]:
+    """One step of the optimiser and of the running average; returns the new state and the loss."""
+    graphs = (networks.text, networks.transformer)
+    count = jnp.asarray(done, jnp.float32)
+    return _step(graphs, networks.compute, transform, state, batch, key, count)
+
+
 class Captioner:
     """Draws captions of scenes and turns them into ids."""
 

@@ -21,6 +21,7 @@ from svgen.models.vae import Vae
 CROP_PX, CROP_FRAMES = 32, 9
 NEAR_OBJECT = 0.8  # share of the crops that are laid over the object
 KL_WEIGHT = 1e-5
+FIRST_LOG_VARIANCE = -5.0
 
 Weights = nnx.State
 
@@ -117,5 +118,10 @@ def latent_statistics(vae: Vae, clips: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def new_vae(spec: VaeSpec, seed: int) -> Vae:
-    """A VAE with its first weights."""
-    return Vae(spec, dtype=jnp.float32, rngs=nnx.Rngs(seed))
+    """A VAE with its first weights. Its latents start with little noise: with as much as upstream's
+    zero log-variance means, no step would learn anything before that noise had been unlearned.
+    """
+    vae = Vae(spec, dtype=jnp.float32, rngs=nnx.Rngs(seed))
+    bias = vae.to_moments.bias
+    bias[...] = bias[...].at[spec.z_channels :].set(FIRST_LOG_VARIANCE)
+    return vae

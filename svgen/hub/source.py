@@ -13,6 +13,7 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
 REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 PATH = re.compile(r"[./~]")  # how a name starts that can only be a path
 DEFAULT_MODEL = "wan2.1-14b"
+DEMO_NAME = "demo"  # the model inside the package
 DEMO = Path(__file__).parents[1] / "demo" / "snapshot"
 
 
@@ -44,6 +45,11 @@ def _holds_model(folder: Path) -> bool:
     return _exists(folder) and (folder / snapshot.MODEL_INDEX).is_file()
 
 
+def is_bundled(model: str) -> bool:
+    """Whether a name means the small model inside the package."""
+    return model == DEMO_NAME and _holds_model(DEMO)
+
+
 def _is_repository(name: str) -> bool:
     return bool(REPOSITORY.fullmatch(name)) and "--" not in name and ".." not in name
 
@@ -53,6 +59,8 @@ def parse(model: str) -> Source:
     path = _expand(model)
     if _holds_model(path):
         return Source(name=model, folder=path)
+    if is_bundled(model):
+        return Source(name=model, folder=DEMO)
     base, at, revision = model.partition("@")
     entry = entry_of(base)
     a_path = bool(PATH.match(model)) or _exists(path)
@@ -87,8 +95,8 @@ def resolve_auto(platform: str) -> str:
     """The model that `--model auto` means on a machine whose accelerator is `platform`."""
     if platform == "tpu":
         return DEFAULT_MODEL
-    if (DEMO / snapshot.MODEL_INDEX).is_file():
-        return str(DEMO)
+    if is_bundled(DEMO_NAME):
+        return DEMO_NAME
     raise MachineError(
         "E_NO_TPU",
         "no TPU is attached",

@@ -18,8 +18,8 @@ class Target:
     `path` names the leaf in the module's nnx state. On the way the tensor is reshaped to `split`,
     transposed by `axes` and reshaped to `shape` (each None: left as it is). `layer` is the index
     along the leading axis of a leaf that stacks all layers (None: the tensor is the whole leaf).
-    `optional` tensors may be absent. `stored` is upstream's shape, needed where reshaping would let
-    another one pass.
+    `optional` tensors may be absent. `stored` is upstream's shape, given wherever the tensor is
+    reshaped.
     """
 
     path: tuple[str | int, ...]
@@ -91,11 +91,15 @@ def _layer_keys(spec: TransformerSpec, layer: int) -> dict[str, Target]:
     if spec.cross_norm:
         keys["norm2.weight"] = Target(path=("norm_scale",), layer=layer)
         keys["norm2.bias"] = Target(path=("norm_bias",), layer=layer)
-    keys["scale_shift_table"] = Target(path=("modulation",), shape=(6, spec.width), layer=layer)
+    keys["scale_shift_table"] = _modulation(6, spec.width, layer)
     return {
         f"blocks.{layer}.{name}": replace(target, path=("layers", *target.path))
         for name, target in keys.items()
     }
+
+
+def _modulation(rows: int, width: int, layer: int | None = None) -> Target:
+    return Target(path=("modulation",), shape=(rows, width), stored=(1, rows, width), layer=layer)
 
 
 def transformer_keys(spec: TransformerSpec) -> dict[str, Target]:
@@ -112,7 +116,7 @@ def transformer_keys(spec: TransformerSpec) -> dict[str, Target]:
     keys = {
         "patch_embedding.weight": patch,
         "patch_embedding.bias": Target(path=("patch_in", "bias")),
-        "scale_shift_table": Target(path=("modulation",), shape=(2, spec.width)),
+        "scale_shift_table": _modulation(2, spec.width),
     }
     keys |= _linear("condition_embedder.time_embedder.linear_1", "time_in")
     keys |= _linear("condition_embedder.time_embedder.linear_2", "time_out")
@@ -165,8 +169,8 @@ def vae_keys(spec: VaeSpec) -> dict[str, Target]:
     in calling order.
     """
     z = spec.z_channels
-    keys = _vae_conv("quant_conv.", ("to_moments",), shape=(1, 1, 2 * z, 2 * z))
-    keys |= _vae_conv("post_quant_conv.", ("from_latents",), shape=(1, 1, z, z))
+    keys = _vae_pointwise("quant_conv.", ("to_moments",), 2 * z, 2 * z)
+    keys |= _vae_pointwise("post_quant_conv.", ("from_latents",), z, z)
     for side, layers in (("encoder", _vae_encoder(spec)), ("decoder", _vae_decoder(spec))):
         for index, (name, list_keys) in enumerate(layers):
             keys |= list_keys(f"{side}.{name}", (side, "layers", index))
@@ -218,21 +222,34 @@ def _vae_middle(width: int) -> list[tuple[str, Callable[..., dict[str, Target]]]
 
 
 def _vae_conv(
-    name: str,
-    path: tuple[str | int, ...],
-    axes: tuple[int, ...] = CONV3D,
-    shape: tuple[int, ...] | None = None,
+    name: str, path: tuple[str | int, ...], axes: tuple[int, ...] = CONV3D
 ) -> dict[str, Target]:
     return {
-        f"{name}weight": Target(path=(*path, "kernel"), axes=axes, shape=shape),
+        f"{name}weight": Target(path=(*path, "kernel"), axes=axes),
         f"{name}bias": Target(path=(*path, "bias")),
     }
+
+
+def _vae_pointwise(
+    name: str, path: tuple[str | int, ...], width: int, out: int
+) -> dict[str, Target]:
+    """A 1x1x1 convolution of videos, which is one of frames here."""
+    keys = _vae_conv(name, path)
+    weight, stored = f"{name}weight", (out, width, 1, 1, 1)
+    keys[weight] = replace(keys[weight], shape=(1, 1, width, out), stored=stored)
+    return keys
+
+
+def _vae_norm(path: tuple[str | int, ...], width: int, axes: int) -> Target:
+    """The scale of a norm, which upstream keeps with `axes` axes of length 1 behind it."""
+    stored = (width,) + (1,) * axes
+    return Target(path=(*path, "norm", "scale"), shape=(width,), stored=stored)
 
 
 def _vae_normed(
     name: str, path: tuple[str | int, ...], *, norm: str, conv: str, width: int
 ) -> dict[str, Target]:
-    scale = Target(path=(*path, "norm", "scale"), shape=(width,))
+    scale = _vae_norm(path, width, 3)
     return {f"{name}{norm}.gamma": scale} | _vae_conv(f"{name}{conv}.", (*path, "conv"))
 
 
@@ -242,13 +259,12 @@ def _vae_residual(
     keys = _vae_normed(name, (*path, "first"), norm="norm1", conv="conv1", width=width)
     keys |= _vae_normed(name, (*path, "second"), norm="norm2", conv="conv2", width=out)
     if width != out:
-        shape = (1, 1, width, out)
-        keys |= _vae_conv(f"{name}conv_shortcut.", (*path, "shortcut"), shape=shape)
+        keys |= _vae_pointwise(f"{name}conv_shortcut.", (*path, "shortcut"), width, out)
     return keys
 
 
 def _vae_attention(name: str, path: tuple[str | int, ...], *, width: int) -> dict[str, Target]:
-    keys = {f"{name}norm.gamma": Target(path=(*path, "norm", "scale"), shape=(width,))}
+    keys = {f"{name}norm.gamma": _vae_norm(path, width, 2)}
     keys |= _vae_conv(f"{name}to_qkv.", (*path, "to_qkv"), CONV2D)
     return keys | _vae_conv(f"{name}proj.", (*path, "to_out"), CONV2D)
 

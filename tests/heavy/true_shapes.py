@@ -43,6 +43,7 @@ def upstream_shapes(part: str) -> dict[str, tuple[int, ...]]:
     from flax import nnx
 
     from svgen import programs
+    from svgen.checkpoint import stored_shape
     from svgen.models.keys import text_keys, transformer_keys
 
     module = programs.abstract_parts(SPEC, jnp.bfloat16)[part]
@@ -53,14 +54,7 @@ def upstream_shapes(part: str) -> dict[str, tuple[int, ...]]:
         if target.optional:
             continue
         leaf = leaves[target.path].shape
-        shape = leaf if target.layer is None else leaf[1:]
-        if name == "patch_embedding.weight":
-            shape = (SPEC.transformer.width, 16, 1, 2, 2)
-        elif name.endswith("scale_shift_table"):
-            shape = (1, *shape)
-        elif target.axes == (1, 0) or (target.split and len(shape) == 2):
-            shape = shape[::-1]
-        shapes[name] = shape
+        shapes[name] = stored_shape(target, leaf if target.layer is None else leaf[1:])
     return shapes
 
 

@@ -1,11 +1,17 @@
-"""The entry for attention: the axes of its arguments, and text without its padding."""
+"""The entry for attention: the axes of its arguments, text without its padding, sparse heads."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from svgen.attention.attend import dense, to_text
-from svgen.config import TEXT_TOKENS
+from svgen.attention.attend import Record, count_calls, dense, sparse, to_text
+from svgen.attention.masks import tables
+from svgen.attention.routing import route, row_key, sample_rows
+from svgen.config import TEXT_TOKENS, TransformerSpec
+from svgen.kernels.reference import sparse_attention, tile_sizes
+from svgen.models.transformer import Transformer
 
 # Float32: scores up to 6 and sums over up to 512 keys, each rounded to 2^-23 of its size.
 TOLERANCE = 2.0**-23 * (6 + 512**0.5) * 2
@@ -70,3 +76,104 @@ def test_text_keeps_the_type_of_the_queries():
     q, k, v = (jnp.asarray(draw(seed, 1, 4, 2, 8)).astype(jnp.bfloat16) for seed in range(3))
     out = to_text(q, k, v, TEXT_TOKENS)
     assert (out.dtype, out.shape) == (jnp.bfloat16, q.shape)
+
+
+FRAMES, POSITIONS = 7, 80
+TABLES = tables(FRAMES, POSITIONS, 0.2, tile_sizes(FRAMES, POSITIONS))
+
+
+@jax.jit
+def sparse_step(q, k, v, seed, step, layer) -> tuple[jax.Array, Record]:
+    """Two dense steps and one dense layer, 40 rows: all by traced numbers."""
+    parts = {"dense_steps": 2, "dense_layers": 1, "rows": 40}
+    return sparse(TABLES, seed=seed, step=step, **parts)(q, k, v, layer)
+
+
+def numbers(seed: int, step: int, layer: int) -> tuple[jax.Array, ...]:
+    return jnp.uint32(seed), jnp.int32(step), jnp.int32(layer)
+
+
+def test_sparse_is_dense_in_the_first_steps_and_layers():
+    assert TABLES.spatial.density < 0.6
+    q, k, v = (jnp.asarray(draw(seed, 2, 560, 3, 8)) for seed in range(3))
+    whole = dense(q, k, v, jnp.int32(0))[0]
+    sampled = {}
+    for step in range(4):
+        for layer in range(3):
+            out, record = sparse_step(q, k, v, *numbers(5, step, layer))
+            sampled[step, layer] = bool(record.sampled)
+            same = np.abs(out - whole).max() <= 2 * TOLERANCE
+            assert same == (not record.sampled)
+            assert (record.routes == 0).all() == (record.errors == 0).all() == same
+    assert sampled == {(step, layer): step >= 2 and layer >= 1 for step, layer in sampled}
+    assert sparse_step._cache_size() == 1  # neither step nor layer compiles again
+
+
+def test_sparse_runs_each_head_by_the_route_it_records():
+    q, k, v = (jnp.asarray(draw(seed, 2, 560, 4, 8)) for seed in range(3, 6))
+    out, record = sparse_step(q, k, v, *numbers(9, 5, 2))
+    heads = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
+    rows = sample_rows(row_key(*numbers(9, 5, 2)), FRAMES, POSITIONS, 40)
+    expected = route(*heads, rows, TABLES)
+    np.testing.assert_array_equal(record.routes, expected.routes)
+    np.testing.assert_allclose(record.errors, expected.errors, rtol=1e-5)
+    found, _ = sparse_attention(*heads, record.routes, TABLES)
+    np.testing.assert_allclose(out, found.transpose(0, 2, 1, 3), atol=TOLERANCE)
+    assert set(np.unique(record.routes)) == {1, 2}
+
+
+def test_sparse_draws_other_rows_at_each_seed_step_and_layer():
+    q, k, v = (jnp.asarray(draw(seed, 1, 560, 2, 8)) for seed in range(6, 9))
+    errors = [
+        np.asarray(sparse_step(q, k, v, *numbers(*one))[1].errors)
+        for one in ((1, 3, 4), (1, 3, 4), (2, 3, 4), (1, 4, 4), (1, 3, 5), (1, 4, 3))
+    ]
+    np.testing.assert_array_equal(errors[0], errors[1])
+    assert len({one.tobytes() for one in errors}) == 5
+
+
+def test_sparse_takes_another_kernel_of_the_same_signature():
+    seen = []
+
+    def kernel(q, k, v, routes, given):
+        seen.append((q.shape, routes.shape, given is TABLES))
+        return v * 2, None
+
+    q, k, v = (jnp.asarray(draw(seed, 1, 560, 2, 8)) for seed in range(3))
+    attend = sparse(
+        TABLES,
+        seed=jnp.uint32(0),
+        step=jnp.int32(0),
+        dense_steps=0,
+        dense_layers=0,
+        budget=0.0,
+        kernel=kernel,
+    )
+    out, record = attend(q, k, v, jnp.int32(0))
+    np.testing.assert_array_equal(out, v * 2)
+    assert seen == [((1, 2, 560, 8), (1, 2), True)]
+    assert record.sampled and (record.routes == 0).all() and (record.errors > 0).all()
+
+
+def test_transformer_stacks_the_records_of_its_layers():
+    spec = TransformerSpec(heads=2, head_dim=12, layers=3, mlp_width=8, text_width=8)
+    model = Transformer(spec, rngs=nnx.Rngs(0))
+    latents = jnp.asarray(draw(0, 2, FRAMES, 16, 20, 16))
+    text = jnp.asarray(draw(1, 2, 3, 8))
+    attend = sparse(
+        TABLES, seed=jnp.uint32(1), step=jnp.int32(4), dense_steps=2, dense_layers=1, rows=8
+    )
+    time = jnp.asarray([500.0, 500.0])
+    velocity, record = jax.jit(lambda: model(latents, time, text, attend))()
+    assert velocity.shape == latents.shape and np.isfinite(velocity).all()
+    assert record.routes.shape == (3, 2, 2) and record.errors.shape == (3, 2, 2, 2)
+    assert record.sampled.tolist() == [False, True, True]
+    counts = count_calls(record).tolist()
+    assert counts[0] == 4 and sum(counts) == 12
+
+
+def test_calls_are_counted_by_route():
+    routes = jnp.asarray([[[0, 1, 1], [2, 2, 2]], [[1, 1, 1], [1, 0, 1]]], jnp.int32)
+    record = Record(routes, jnp.zeros((2, 2, 3, 2)), jnp.ones(2, bool))
+    assert count_calls(record).tolist() == [2, 7, 3]
+    assert count_calls(record).dtype == jnp.int32

@@ -51,12 +51,9 @@ def mask_of(table: VisitTable, route_of: int) -> np.ndarray:
         rows = table.queries.tokens(table.query_tile[visit])
         mask[np.ix_(rows, view.tokens(table.key_tile[visit]))] = True
     if table.masked.any():
-        frames, positions = table_geometry[table]
-        mask &= as_array(frames, positions, table.width, route_of)
+        positions = table.sink_tokens
+        mask &= as_array(table.tokens // positions, positions, table.width, route_of)
     return mask
-
-
-table_geometry: dict[VisitTable, tuple[int, int]] = {}
 
 
 def exact_error(q, k, v, mask: np.ndarray) -> float:
@@ -116,7 +113,6 @@ def test_kept_keys_are_the_rows_of_the_drawn_mask(frames, positions, width, mode
     }
     rows = np.arange(frames * positions, dtype=np.int32)[::-1].copy()
     for kind, table in found.items():
-        table_geometry[table] = (frames, positions)
         mask = mask_of(table, kind)
         assert mask.all() == (kind == DENSE or frames == 1)
         np.testing.assert_array_equal(kept_keys(table, jnp.asarray(rows)), mask[rows])

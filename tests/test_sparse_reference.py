@@ -84,7 +84,6 @@ def check(found: tuple[jax.Array, jax.Array], q, k, v, masks_of_heads, bound: fl
 SIZES = TileSizes(queries=14, keys=11, strided_queries=4, strided_keys=3, sink=8)
 SHAPES = [  # (frames, positions, band half width): none divides the tiles above
     (5, 13, 14),
-    (3, 23, 9),
     (9, 11, 20),
     (2, 6, 1),
     (1, 17, 4),

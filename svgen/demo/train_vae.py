@@ -1,7 +1,8 @@
 """Trains the demo's VAE on crops of rendered scenes.
 
-Crops are 64x64 pixels of 9 frames, mostly near the object: a convolutional network needs no more to
-learn what the whole clip asks of it, and a step costs a fifteenth.
+Crops are 32x32 pixels, mostly near the object: a convolutional network needs no more to learn what
+the whole frame asks of it. In time they hold 17 frames: trained on 9, a VAE reconstructs those and
+drifts away after them, because what it keeps of past chunks was never used for longer.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from svgen.config import VaeSpec
 from svgen.demo import scenes
 from svgen.models.vae import Vae
 
-CROP_PX, CROP_FRAMES = 32, 9
+CROP_PX, CROP_FRAMES = 32, 17
 NEAR_OBJECT = 0.8  # share of the crops that are laid over the object
 KL_WEIGHT = 1e-5
 FIRST_LOG_VARIANCE = -5.0

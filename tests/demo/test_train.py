@@ -1,0 +1,113 @@
+"""The trainers of the demo: gradients, a loss that falls, states that can be taken up again."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from svgen.attention.attend import dense
+from svgen.demo import scenes, train_flow, train_vae
+from svgen.demo.sizes import TEXT, TRANSFORMER, VAE
+from svgen.demo.store import load_tree, save_tree
+from svgen.demo.vocabulary import write_tokenizer
+from svgen.tokenizer import Tokenizer
+
+
+@pytest.fixture(autouse=True)
+def standard():
+    """Optax leaves its promotions to JAX."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+SMALL_TEXT = replace(TEXT, width=16, mlp_width=16, heads=2, head_dim=8, layers=1)
+SMALL = replace(TRANSFORMER, heads=2, head_dim=8, layers=2, mlp_width=32, text_width=16)
+
+
+def test_attention_has_the_gradient_of_dense_attention():
+    rng = np.random.default_rng(0)
+    q, k, v, w = (jnp.asarray(rng.normal(size=(2, 12, 3, 8)), jnp.float32) for _ in range(4))
+    layer = jnp.zeros((), jnp.int32)
+
+    def pulled(attend, parts):
+        return (attend(*parts, layer)[0] * w).sum()
+
+    ours, theirs = (
+        jax.grad(partial(pulled, attend))((q, k, v))
+        for attend in (train_flow.attend_head_by_head, dense)
+    )
+    for mine, other in zip(ours, theirs, strict=True):
+        assert jnp.abs(other).max() > 0.1
+        np.testing.assert_allclose(mine, other, rtol=0, atol=2e-6)
+
+
+def test_flow_learns_one_batch(tmp_path):
+    networks, weights = train_flow.new_networks(SMALL_TEXT, SMALL, 0)
+    transform = train_vae.optimizer(40, 1e-2)
+    average = jax.tree.map(jnp.array, weights)
+    state = train_flow.TrainState(weights, average, transform.init(weights))
+    rng = np.random.default_rng(1)
+    latents = np.repeat(rng.normal(size=(1, 1, 8, 8, 6)), 4, axis=0).astype(np.float32)
+    some = [scenes.sample(rng) for _ in range(4)]
+    write_tokenizer(tmp_path / "tokenizer")
+    captioner = train_flow.Captioner(Tokenizer.load(tmp_path), 0)
+    stream = train_flow.batches(latents, some, captioner, 4)
+    losses = []
+    for step in range(40):
+        key = jax.random.key(step)
+        state, loss = train_flow.train_step(networks, transform, state, next(stream), key, step)
+        losses.append(float(loss))
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), state.average, state.weights)
+    assert max(jax.tree.leaves(moved)) > 0, "the average lags behind"
+
+
+def test_a_tenth_of_the_captions_is_empty(tmp_path):
+    write_tokenizer(tmp_path / "tokenizer")
+    captioner = train_flow.Captioner(Tokenizer.load(tmp_path), 0)
+    rng = np.random.default_rng(2)
+    ids, lengths = captioner([scenes.sample(rng) for _ in range(600)])
+    assert ids.shape == (600, train_flow.TEXT_ROWS)
+    assert lengths.max() < train_flow.TEXT_ROWS, "one row of padding is left"
+    assert 0.06 < (lengths == 1).mean() < 0.14
+
+
+def test_vae_learns_and_its_latents_start_quiet():
+    spec = replace(VAE, base_width=4, multipliers=(1,), temporal_downsample=())
+    graph, weights = nnx.split(train_vae.new_vae(spec, 0))
+    crop = jnp.asarray(next(train_vae.crops(0, 1))[:, :1, :16, :16])
+    (_, log_variance), _ = nnx.merge(graph, weights).encode_first(crop)
+    assert jnp.abs(log_variance - train_vae.FIRST_LOG_VARIANCE).max() < 2
+    transform = train_vae.optimizer(30, 1e-2)
+    moments, losses = transform.init(weights), []
+    for step in range(30):
+        key = jax.random.key(step)
+        weights, moments, loss = train_vae.train_step(graph, transform, weights, moments, crop, key)
+        losses.append(float(loss))
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_crops_come_from_the_seed():
+    first, again = (next(train_vae.crops(3, 2)) for _ in range(2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, next(train_vae.crops(4, 2)))
+    side, frames = train_vae.CROP_PX, train_vae.CROP_FRAMES
+    assert first.shape == (2, frames, side, side, 3)
+    assert first.min() >= -1
+    assert first.max() <= 1
+
+
+def test_state_is_stored_whole_and_checked(tmp_path):
+    tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": (jnp.ones((), jnp.int32),)}
+    path = tmp_path / "state.safetensors"
+    save_tree(path, tree, steps=7)
+    loaded, numbers = load_tree(path, jax.tree.map(jnp.zeros_like, tree))
+    assert numbers == {"steps": 7}
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), tree, loaded))
+    with pytest.raises(ValueError, match="other sizes"):
+        load_tree(path, {"a": jnp.zeros((3, 2)), "b": (jnp.ones((), jnp.int32),)})
+    assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]

@@ -15,6 +15,7 @@ from svgen.cli.options import (
 from svgen.cli.output import Console
 from svgen.cli.planning import DTYPES, Run, describe, plan_lines, plan_run
 from svgen.cli.settings import Configured, origins_of
+from svgen.hub.source import DEMO_NAME
 
 
 def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, Any]:
@@ -51,6 +52,8 @@ def _say_plan(console: Console, run: Run) -> None:
         console.warn(warning)
     for note in run.resolved.notes:
         console.note(note)
+    if run.model == DEMO_NAME and run.origins["model"] == "device":
+        console.note("no TPU is attached: the small model in the package makes this video")
     console.note(
         f"{run.model} on {run.device.platform}: {request.width_px}x{request.height_px}, "
         f"{request.frames} frames, {request.steps} steps, seed {request.seed}"

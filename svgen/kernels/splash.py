@@ -59,8 +59,9 @@ def fold_scale(q: jax.Array) -> jax.Array:
 class Blocks(NamedTuple):
     """What changes speed only."""
 
-    strip: int = 1024  # keys per matrix product, at most
-    vmem_mib: int = 100
+    strip: int = 1024  # keys per matrix product, about
+    online_strip: int = 256  # the same with the online softmax
+    vmem_mib: int = 60
 
 
 DEFAULT = Blocks()
@@ -74,6 +75,11 @@ class _Call:
     online: bool
     blocks: Blocks
     lse: bool
+
+    @property
+    def limit(self) -> int:
+        """How many keys a strip has, about."""
+        return self.blocks.online_strip if self.online else self.blocks.strip
 
 
 class _Strip(NamedTuple):
@@ -165,47 +171,73 @@ def _load(tile, strip: _Strip, tiling: Tiling) -> jax.Array:  # [rows, D]
     return lines.reshape(strip.rows, lines.shape[-1])
 
 
-def _weigh(call: _Call, scores: jax.Array, keep: jax.Array | None, state) -> jax.Array:
-    """Turn scores into weights 2^(score - m), and add them up; rescale what there is if online."""
-    total, top, out = state
-    if call.online:
-        if keep is not None:
-            scores = jnp.where(keep, scores, UNSEEN)
-        before = top[:1]
-        after = jnp.maximum(before, jnp.max(scores, axis=0, keepdims=True))
-        shrink = jnp.exp2(before - after)
-        top[...] = jnp.broadcast_to(after, top.shape)
-        total[...] *= shrink
-        out[...] *= shrink
-    weights = jnp.exp2(scores - top[:1])
+def _weigh(scores: jax.Array, keep: jax.Array | None, top: jax.Array):
+    """Turn scores into weights 2^(score - m); also their sums, 8 of each query's."""
+    weights = jnp.exp2(scores - top)
     if keep is not None:
         weights = jnp.where(keep, weights, 0.0)
-    total[...] += jnp.sum(weights.reshape(-1, SUBLANES, weights.shape[1]), axis=0)
-    return weights
+    return weights, jnp.sum(weights.reshape(-1, SUBLANES, weights.shape[1]), axis=0)
+
+
+def _read(call: _Call, source: _Source, strip: _Strip, tiles, is_sink, blocks):
+    """Load a strip's keys and values, and which of its pairs count."""
+    table = call.table
+    tiling = table.sink if source.sink else table.keys
+    if source.sink is None:
+        flat = _Strip(strip.low * strip.line, strip.high * strip.line, 1)
+        keys, values = (
+            jnp.where(is_sink, _load(far, flat, table.sink), _load(near, strip, tiling))
+            for near, far in blocks
+        )
+    else:
+        keys, values = (_load(pair[source.sink], strip, tiling) for pair in blocks)
+    keep = _keep(call, source, strip, tiles)
+    if keep is not None and source.ragged:
+        inner, _ = _inner_outer(tiling, strip, tiles[1], _iota((strip.rows, 1), 0))
+        values = jnp.where(inner < tiling.inner, values, jnp.zeros_like(values))
+    return keys, values, keep
 
 
 def _visit(call: _Call, source: _Source, tiles, is_sink, refs) -> None:
-    """Add one key tile to the sums of a query tile."""
-    q, blocks, state = refs
-    table = call.table
-    tiling = table.sink if source.sink else table.keys
+    """Add one key tile to the sums of a query tile.
+
+    With the online softmax a strip's scores are asked for before the strip before it is done with:
+    else the matrix unit waits for their maximum.
+    """
+    q, blocks, (total, top, out) = refs
     queries = q[...].reshape(-1, q.shape[-1])
-    for strip in _cut(tiling, source.ragged, call.blocks.strip):
-        if source.sink is None:
-            flat = _Strip(strip.low * strip.line, strip.high * strip.line, 1)
-            keys, values = (
-                jnp.where(is_sink, _load(far, flat, table.sink), _load(near, strip, tiling))
-                for near, far in blocks
-            )
-        else:
-            keys, values = (_load(pair[source.sink], strip, tiling) for pair in blocks)
-        keep = _keep(call, source, strip, tiles)
-        if keep is not None and source.ragged:
-            inner, _ = _inner_outer(tiling, strip, tiles[1], _iota((strip.rows, 1), 0))
-            values = jnp.where(inner < tiling.inner, values, jnp.zeros_like(values))
+    bound, added = top[:1], total[...]
+
+    def score(strip: _Strip):
+        keys, values, keep = _read(call, source, strip, tiles, is_sink, blocks)
         scores = _matmul(keys, queries, _BY_LAST)
-        weights = _weigh(call, scores, keep, state).astype(values.dtype)
-        state[2][...] += _matmul(values, weights, _BY_FIRST)
+        if not call.online:
+            return scores, values, keep, None
+        if keep is not None:
+            scores = jnp.where(keep, scores, UNSEEN)
+        return scores, values, keep, jnp.max(scores, axis=0, keepdims=True)
+
+    strips = _cut(call.table.sink if source.sink else call.table.keys, source.ragged, call.limit)
+    ready = []
+    for strip in [*strips, None]:
+        if strip is not None:
+            ready.append(score(strip))
+        if call.online and strip is strips[0]:
+            continue
+        if not ready:
+            break
+        scores, values, keep, highest = ready.pop(0)
+        if call.online:
+            before, bound = bound, jnp.maximum(bound, highest)
+            shrink = jnp.exp2(before - bound)
+            added *= shrink
+        weights, sums = _weigh(scores, keep, bound)
+        added += sums
+        product = _matmul(values, weights.astype(values.dtype), _BY_FIRST)
+        out[...] = (out[...] * shrink if call.online else out[...]) + product
+    total[...] = added
+    if call.online:
+        top[...] = jnp.broadcast_to(bound, top.shape)
 
 
 def _bound(q: jax.Array, gauge: jax.Array, shape: tuple[int, int]) -> jax.Array:
@@ -262,7 +294,7 @@ def sources(table: VisitTable) -> list[_Source]:
     return found
 
 
-def _views(tiling: Tiling, x: jax.Array) -> jax.Array:
+def _view(tiling: Tiling, x: jax.Array) -> jax.Array:
     """Fold [A, N, D] into what the tiling's blocks are cut from."""
     return x if tiling.outer == 1 else x.reshape(x.shape[0], tiling.outer, tiling.inner, -1)
 
@@ -279,6 +311,35 @@ def _block(tiling: Tiling, size: int, which: int) -> pl.BlockSpec:
     return pl.BlockSpec((None, tiling.outer, tiling.size, size), index)
 
 
+def _operands(call: _Call, operands: tuple[jax.Array, ...]):
+    """What a call reads, apart from its scalars, and in which blocks."""
+    table, (gauge, q, k, v) = call.table, operands
+    size = q.shape[-1]
+    inputs = [gauge, _view(table.queries, q), _view(table.keys, k), _view(table.keys, v)]
+    specs = [pl.BlockSpec(memory_space=pltpu.VMEM), _block(table.queries, size, 0)]
+    specs += [_block(table.keys, size, 1)] * 2
+    if table.sink:
+        inputs += [k, v]
+        specs += [_block(table.sink, size, 2)] * 2
+    return inputs, specs
+
+
+def _outputs(call: _Call, q: jax.Array):
+    """What a call writes, and in which blocks."""
+    queries = call.table.queries
+    shapes = [jax.ShapeDtypeStruct(_view(queries, q).shape, q.dtype)]
+    specs = [_block(queries, q.shape[-1], 0)]
+    if call.lse:
+        shape = q.shape[0], queries.count, 1, queries.rows
+        shapes.append(jax.ShapeDtypeStruct(shape, jnp.float32))
+
+        def index(i, step, heads, offset, tile, *_):
+            return heads[offset[0] + i], tile[step], 0, 0
+
+        specs.append(pl.BlockSpec((None, None, 1, queries.rows), index))
+    return shapes, specs
+
+
 def run_heads(
     operands: tuple[jax.Array, ...],  # gauge, q, k, v
     chosen: tuple[jax.Array, ...],  # heads int32 [A], from which on [1], how many []
@@ -290,68 +351,69 @@ def run_heads(
     previous: jax.Array | None = None,
     interpret=False,
 ):
-    """Attend with `count` heads of a list, from `offset` on: (output, lse). The other heads of the
-    output are those of `previous`, if given, or anything.
+    """Attend with some of the heads of a list, along one table: (output, log-sum-exp or None).
+
+    The other heads of the output are those of `previous`, if given, or anything. The log-sum-exp is
+    that of tiles: `unfold` brings it into the order of tokens.
     """
-    (gauge, q, k, v), (heads, offset, count) = operands, chosen
+    q, (heads, offset, count) = operands[1], chosen
+    queries = table.queries
     call = _Call(table=table, online=online, blocks=blocks, lse=with_lse)
-    size, queries = q.shape[-1], table.queries
-    keys, sink = table.fetches
-    key_blocks = [_block(table.keys, size, 1)] * 2
-    inputs = [gauge, _views(queries, q), *(_views(table.keys, x) for x in (k, v))]
-    specs = [pl.BlockSpec(memory_space=pltpu.VMEM), _block(queries, size, 0), *key_blocks]
-    if table.sink:
-        inputs += [k, v]
-        specs += [_block(table.sink, size, 2)] * 2
-    prefetched = [heads, offset, table.query_tile, keys, sink, table.flags]
+    inputs, specs = _operands(call, operands)
+    shapes, out_specs = _outputs(call, q)
+    scalars = [heads, offset, table.query_tile, *table.fetches, table.flags]
     aliases = {}
     # The interpreter cannot alias what its blocks do not divide.
     merged = previous is not None and bool(interpret) and queries.ragged
     if previous is not None and not merged:
-        aliases = {len(prefetched) + len(inputs): 0}
-        inputs.append(_views(queries, previous))
+        aliases = {len(scalars) + len(inputs): 0}
+        inputs.append(_view(queries, previous))
         specs.append(pl.BlockSpec(memory_space=pl.ANY))
-    outs = [jax.ShapeDtypeStruct(inputs[1].shape, q.dtype)]
-    out_specs = [_block(queries, size, 0)]
-    if call.lse:
-        shape = (q.shape[0], queries.count, 1, queries.rows)
-        outs.append(jax.ShapeDtypeStruct(shape, jnp.float32))
-        out_specs.append(
-            pl.BlockSpec(
-                (None, None, 1, queries.rows),
-                lambda i, step, heads, offset, tile, *_: (heads[offset[0] + i], tile[step], 0, 0),
-            )
-        )
+    sums = [(SUBLANES, queries.rows), (SUBLANES, queries.rows), (q.shape[-1], queries.rows)]
     found = pl.pallas_call(
         functools.partial(_kernel, call=call),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(prefetched),
+            num_scalar_prefetch=len(scalars),
             grid=(count, table.visits),
             in_specs=specs,
             out_specs=out_specs,
-            scratch_shapes=[
-                pltpu.VMEM((SUBLANES, queries.rows), jnp.float32),
-                pltpu.VMEM((SUBLANES, queries.rows), jnp.float32),
-                pltpu.VMEM((size, queries.rows), jnp.float32),
-            ],
+            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in sums],
         ),
-        out_shape=outs,
+        out_shape=shapes,
         input_output_aliases=aliases,
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary", "arbitrary"),
-            vmem_limit_bytes=call.blocks.vmem_mib * 2**20,
+            vmem_limit_bytes=blocks.vmem_mib * 2**20,
         ),
-        name="attention_online" if call.online else "attention",
+        name="attention_online" if online else "attention",
         interpret=interpret,
-    )(*prefetched, *inputs)
+    )(*scalars, *inputs)
     out = found[0].reshape(q.shape)
     if merged:
-        place = (
-            jnp.zeros(q.shape[0], jnp.int32).at[heads].set(jnp.arange(q.shape[0], dtype=jnp.int32))
-        )
-        mine = (place >= offset[0]) & (place < offset[0] + count)
-        out = jnp.where(mine[:, None, None], out, previous)
-    return out, found[1] if call.lse else None
+        out = _merge(out, previous, chosen)
+    return out, found[1] if with_lse else None
+
+
+def _check(size: int, tables: tuple[VisitTable, ...]) -> None:
+    """Refuse what the kernel cannot do."""
+    if size % 64 or not 0 < size <= 256:
+        raise ValueError(f"head size {size} must be 64, 128, 192 or 256")
+    for table in tables:
+        sides = [table.queries.size, table.keys.size] + [table.sink.size] * bool(table.sink)
+        if any(side % PACKED for side in sides):
+            raise ValueError(f"sides of tiles {sides} must be multiples of {PACKED}")
+        if table.sink and table.sink.rows != table.keys.rows and table.keys.rows:
+            raise ValueError(
+                f"sink tiles of {table.sink.rows} tokens must be as large as "
+                f"key tiles, {table.keys.rows}"
+            )
+
+
+def _merge(out: jax.Array, previous: jax.Array, chosen: tuple[jax.Array, ...]) -> jax.Array:
+    heads, offset, count = chosen
+    place = jnp.argsort(heads)
+    mine = (place >= offset[0]) & (place < offset[0] + count)
+    return jnp.where(mine[:, None, None], out, previous)
 
 
 def _gauge_kernel(k_sample, q, k, out, *, rows, samples):
@@ -451,11 +513,12 @@ def attention(
     blocks: Blocks = DEFAULT,
     with_lse: bool = False,
     interpret=False,
-):
-    """Attend, each head over the tiles of its table: [A, N, D], and the log-sum-exp of each
-    query's kept scores, float32 [A, N], if asked for.
+) -> tuple[jax.Array, jax.Array | None]:
+    """Attend, each head over the tiles of its table: the output [A, N, D], and the log-sum-exp of
+    each query's kept scores (natural, as of q k^T / sqrt(D)), float32 [A, N], if asked for.
     """
-    heads, rows, _ = q.shape
+    heads, rows, size = q.shape
+    _check(size, tables)
     measured = measure(q, k, interpret)
     operands = measured.gauge, q, k, v
     kind = 2 * routes.astype(jnp.int32) + measured.online.astype(jnp.int32)
@@ -477,7 +540,32 @@ def attention(
         )
         if with_lse:
             lse = jnp.where((kind == number)[:, None], unfold(table.queries, found, rows), lse)
-    return (out, lse) if with_lse else out
+    return out, lse if with_lse else None
+
+
+def sparse_attention(
+    q: jax.Array,  # [B, A, N, D]
+    k: jax.Array,  # [B, A, N, D]
+    v: jax.Array,  # [B, A, N, D]
+    routes: jax.Array,  # int32 [B, A], which of the tables a head takes
+    tables: tuple[VisitTable, ...],
+    *,
+    blocks: Blocks = DEFAULT,
+    with_lse: bool = False,
+    interpret=False,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Do what `reference.sparse_attention` does, on a TPU; the log-sum-exp only if asked for."""
+    batch, heads, rows, size = q.shape
+    folded = (x.reshape(batch * heads, rows, size) for x in (fold_scale(q), k, v))
+    out, lse = attention(
+        *folded,
+        routes.reshape(-1),
+        tables,
+        blocks=blocks,
+        with_lse=with_lse,
+        interpret=interpret,
+    )
+    return out.reshape(q.shape), None if lse is None else lse.reshape(batch, heads, rows)
 
 
 def unfold(tiling: Tiling, x: jax.Array, rows: int) -> jax.Array:

@@ -136,7 +136,7 @@ def build(case: Case):
     from svgen.kernels import splash, tuning
     from svgen.kernels.tables import TileSizes
 
-    sizes, blocks = tuning.choose(case.chip, case.head_size, case.frames, case.positions)
+    sizes, blocks = tuning.choose(case.chip, case.frames, case.positions)
     sizes = TileSizes(**case.sizes) if case.sizes else sizes
     blocks = splash.Blocks(**case.blocks) if case.blocks else blocks
     route = masks.ROUTES.index(case.route)

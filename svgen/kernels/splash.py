@@ -399,7 +399,8 @@ def _check(size: int, tables: tuple[VisitTable, ...]) -> None:
     if size % 64 or not 0 < size <= 256:
         raise ValueError(f"head size {size} must be 64, 128, 192 or 256")
     for table in tables:
-        sides = [table.queries.size, table.keys.size] + [table.sink.size] * bool(table.sink)
+        tilings = table.queries, table.keys, table.sink or table.keys
+        sides = [tiling.size for tiling in tilings]
         if any(side % PACKED for side in sides):
             raise ValueError(f"sides of tiles {sides} must be multiples of {PACKED}")
         if table.sink and table.sink.rows != table.keys.rows and table.keys.rows:

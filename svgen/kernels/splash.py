@@ -12,8 +12,8 @@ any centre c and R = max_j |k_j - c|,
 
 Nothing overflows, and nothing is rescaled. What could happen instead is that all weights of a row
 vanish, if its true maximum lies far below the bound. A query keeps itself as a key in every table,
-so that maximum is at least q_i k_i: `gauge` finds per head how far below the bound that can be, and
-heads beyond `LIMIT` take the *online* softmax, slower and always right.
+so that maximum is at least q_i k_i: `gauge.py` finds per head how far below the bound that can be,
+and heads beyond a limit take the *online* softmax, slower and always right.
 
 Heads differ at run time, tables do not: there is one call per route and softmax, over a traced
 number of heads whose list is prefetched, and each call writes its heads into the output of the one
@@ -36,14 +36,12 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from svgen.kernels.gauge import HEADROOM, SAFETY, measure
 from svgen.kernels.tables import FIRST, LAST, MASKED, RAGGED, SINK, Tiling, VisitTable
 
-HEADROOM = 88.0  # weights reach 2^88: 2^20 of them times values of 2^19 are still float32
-LIMIT = HEADROOM + 96.0  # a row's greatest weight is 2^-96 or more, and 2^20 lost ones 2^-106
 UNSEEN = -1e30  # a running maximum before the first score
 SUBLANES = 8
 PACKED = 16  # rows of a bfloat16 register tile
-SAFETY = 1.02  # over bfloat16 rounding of squares
 
 _BY_LAST = (((1,), (1,)), ((), ()))  # [M, D] x [N, D] -> [M, N]
 _BY_FIRST = (((0,), (0,)), ((), ()))  # [M, D] x [M, N] -> [D, N]
@@ -361,6 +359,8 @@ def run_heads(
     call = _Call(table=table, online=online, blocks=blocks, lse=with_lse)
     inputs, specs = _operands(call, operands)
     shapes, out_specs = _outputs(call, q)
+    # One entry more: where the list ends, the next head is looked up, though it never runs.
+    heads = jnp.append(heads, jnp.int32(0))
     scalars = [heads, offset, table.query_tile, *table.fetches, table.flags]
     aliases = {}
     # The interpreter cannot alias what its blocks do not divide.
@@ -415,93 +415,6 @@ def _merge(out: jax.Array, previous: jax.Array, chosen: tuple[jax.Array, ...]) -
     place = jnp.argsort(heads)
     mine = (place >= offset[0]) & (place < offset[0] + count)
     return jnp.where(mine[:, None, None], out, previous)
-
-
-def _gauge_kernel(k_sample, q, k, out, *, rows, samples):
-    """Sample the centre of a head's keys, then measure how far keys and scores reach."""
-    step = pl.program_id(1)
-    row = _iota((q.shape[0], 1), 0)
-
-    @pl.when(step == 0)
-    def _start():
-        out[...] = jnp.zeros_like(out)
-
-    @pl.when(step < samples)
-    def _sample():
-        there = row[: k_sample.shape[0]] < rows
-        kept = jnp.where(there, k_sample[...].astype(jnp.float32), 0.0)
-        share = 1.0 / (samples * min(rows, k_sample.shape[0]))
-        out[0:1] += jnp.sum(kept, axis=0, keepdims=True) * share
-
-    @pl.when(step == samples)
-    def _round():
-        out[0:1] = out[0:1].astype(q.dtype).astype(jnp.float32)
-
-    @pl.when(step >= samples)
-    def _measure():
-        there = (step - samples) * q.shape[0] + row < rows
-        queries, keys = q[...].astype(jnp.float32), k[...].astype(jnp.float32) - out[0:1]
-        found = [
-            jnp.sum(a * b, axis=1, keepdims=True)
-            for a, b in ((keys, keys), (queries, queries), (-queries, keys))
-        ]
-        for line, numbers in enumerate(found, 1):
-            lowest = 0.0 if line < 3 else -3e38
-            most = jnp.max(jnp.where(there, numbers, lowest), axis=0, keepdims=True)
-            old = out[line : line + 1]
-            if line == 3:
-                old = jnp.where(step == samples, -3e38, old)
-            out[line : line + 1] = jnp.maximum(old, jnp.broadcast_to(most, old.shape))
-
-
-class Measured(NamedTuple):
-    """What is known of each head before it runs."""
-
-    gauge: jax.Array  # float32 [A, 8, D]: rows 0 and 1 are c and, all along, R
-    spread: jax.Array  # float32 [A], how far below its bound a row's maximum can lie
-    online: jax.Array  # bool [A], whether that is too far
-
-
-def measure(q: jax.Array, k: jax.Array, interpret=False) -> Measured:
-    """Bound the scores of each head, q scaled by `fold_scale`. One pass over q and k."""
-    found = _gauge(q, k, interpret)
-    radius = jnp.sqrt(found[:, 1, :1]) * 1.001
-    longest = jnp.sqrt(found[:, 2, 0] * SAFETY) * 1.001
-    spread = longest * radius[:, 0] + found[:, 3, 0] + 2
-    gauge = found.at[:, 1].set(jnp.broadcast_to(radius, found[:, 1].shape))
-    return Measured(gauge, spread, jnp.logical_not(spread <= LIMIT))
-
-
-def _gauge(q: jax.Array, k: jax.Array, interpret) -> jax.Array:  # [A, 8, D] float32
-    """Per head, in row 0 a centre c of the keys, then max |k - c|^2, max |q|^2 and
-    max (-q_i (k_i - c)), each all along its row.
-    """
-    heads, rows, size = q.shape
-    tile = min(2048, _round_up(rows, PACKED))
-    sample = min(512, tile)
-    steps = -(-rows // tile)
-    samples = min(16, max(1, rows // sample))
-    stride = (rows // sample) // samples if rows >= sample else 1
-
-    def measured(head, step):
-        return head, jnp.maximum(step - samples, 0), 0
-
-    return pl.pallas_call(
-        functools.partial(_gauge_kernel, rows=rows, samples=samples),
-        grid=(heads, samples + steps),
-        in_specs=[
-            pl.BlockSpec(
-                (None, sample, size),
-                lambda head, step: (head, jnp.minimum(step, samples - 1) * stride, 0),
-            ),
-            pl.BlockSpec((None, tile, size), measured),
-            pl.BlockSpec((None, tile, size), measured),
-        ],
-        out_specs=pl.BlockSpec((None, SUBLANES, size), lambda head, step: (head, 0, 0)),
-        out_shape=jax.ShapeDtypeStruct((heads, SUBLANES, size), jnp.float32),
-        name="attention_gauge",
-        interpret=interpret,
-    )(k, q, k)
 
 
 def attention(

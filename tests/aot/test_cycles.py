@@ -1,0 +1,99 @@
+"""What the compiler schedules for the attention kernel on a v6e, and that other chips take it.
+
+Targets are for D = 128, bfloat16, 81 frames, band share 0.35; times are predictions for 10 heads.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.aot import compile_attention, cycles
+
+pytestmark = [
+    pytest.mark.aot,
+    pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu"),
+]
+FOLDER = Path(__file__).parent
+INTERIOR = 1650  # cycles per 2^20 pairs of a whole tile; the roof of bfloat16 is about 1,536
+TEMPORARIES = 1 << 20  # bytes
+DENSE_MS, SPARSE_MS = 52.0, 22.0
+
+
+def run(script: str, lines: list[dict]) -> list[dict]:
+    """Give a script its cases, and read what it found."""
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / script)],
+        input="".join(json.dumps(line) + "\n" for line in lines),
+        capture_output=True,
+        encoding="utf-8",
+        env={**os.environ, "XLA_FLAGS": ""},
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    print(done.stdout)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_schedule_reaches_its_targets_at_720p():
+    dense, spatial, temporal = run(
+        "cycles.py", [{"route": route} for route in ("dense", "spatial", "temporal")]
+    )
+    for found in (dense, spatial, temporal):
+        assert 1431 < found["interior"] <= INTERIOR, found["route"]
+        assert found["temporaries"] < TEMPORARIES
+    assert dense["ms"] <= DENSE_MS
+    assert max(spatial["ms"], temporal["ms"]) <= SPARSE_MS
+    for found in (spatial, temporal):
+        assert abs(found["density"] - 0.3887) < 0.01
+
+
+def test_schedule_reaches_its_targets_at_1440p():
+    for found in run("cycles.py", [{"positions": 14400, "route": "temporal"}]):
+        assert 1431 < found["interior"] <= INTERIOR
+        assert found["temporaries"] < TEMPORARIES
+
+
+def test_kernels_compile_for_other_chips():
+    cases = [
+        {"chip": "v5e", "route": "temporal", "positions": 1560},
+        {"chip": "v5p", "route": "spatial", "positions": 8160},
+        {"chip": "tpu7x", "route": "temporal", "positions": 3600},
+    ]
+    for found in run("cycles.py", cases):
+        assert found["temporaries"] < TEMPORARIES
+
+
+def test_whole_call_moves_no_tokens():
+    (found,) = run("compile_attention.py", [{"chip": "v6e", "frames": 21, "positions": 3600}])
+    assert found["kernels"] == 7
+    assert found["moves"] == []
+    assert found["temporaries"] < TEMPORARIES
+
+
+def test_bodies_are_found_when_regions_nest_and_repeat(tmp_path):
+    schedule = tmp_path / "final_bundles.txt"
+    lines = [f"{hex(i) if i else '0'}  : {{ x }}" for i in range(200)]
+    lines[10] = "// Start region 1\n" + lines[10]
+    lines[20] = lines[20].replace("}", "} // Start region 2")
+    lines[20] = "0x14 LB: { // Start region 2\n // Start region 3"
+    lines[99] = lines[99] + "\n// End region 3\n// End region 2"
+    lines[150] += "\n// End region 1"
+    schedule.write_text("\n".join(lines))
+    count, regions = cycles.read_schedule(schedule)
+    assert count == 200
+    usage = [[int(20 <= i < 100)] + [0] * 9 for i in range(200)]
+    assert [body.bundles for body in cycles.find_bodies(regions, usage)] == [80]
+
+
+def test_move_is_seen():
+    text = (
+        "%x = bf16[10,75600,128]{2,1,0} copy(%y)\n%z = f32[10]{0} copy(%w)\nROOT %b = bitcast(%x)"
+    )
+    assert [re.sub(r"\s.*", "", line) for line in compile_attention.moves(text, 1000)] == ["%x"]

@@ -351,11 +351,9 @@ def run_heads(
 ):
     """Attend with some of the heads of a list, along one table: (output, log-sum-exp or None).
 
-    The other heads of the output are those of `previous`, if given, or anything. The log-sum-exp is
-    that of tiles: `unfold` brings it into the order of tokens.
+    Other heads are those of `previous`, if given, or anything. The log-sum-exp awaits `unfold`.
     """
-    q, (heads, offset, count) = operands[1], chosen
-    queries = table.queries
+    (_, q, *_), (heads, offset, count), queries = operands, chosen, table.queries
     call = _Call(table=table, online=online, blocks=blocks, lse=with_lse)
     inputs, specs = _operands(call, operands)
     shapes, out_specs = _outputs(call, q)
@@ -367,9 +365,9 @@ def run_heads(
     merged = previous is not None and bool(interpret) and queries.ragged
     if previous is not None and not merged:
         aliases = {len(scalars) + len(inputs): 0}
-        inputs.append(_view(queries, previous))
-        specs.append(pl.BlockSpec(memory_space=pl.ANY))
-    sums = [(SUBLANES, queries.rows), (SUBLANES, queries.rows), (q.shape[-1], queries.rows)]
+        inputs += [_view(queries, previous)]
+        specs += [pl.BlockSpec(memory_space=pl.ANY)]
+    scratch = [(lines, queries.rows) for lines in (SUBLANES, SUBLANES, q.shape[-1])]
     found = pl.pallas_call(
         functools.partial(_kernel, call=call),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -377,7 +375,7 @@ def run_heads(
             grid=(count, table.visits),
             in_specs=specs,
             out_specs=out_specs,
-            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in sums],
+            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
         ),
         out_shape=shapes,
         input_output_aliases=aliases,
@@ -389,9 +387,7 @@ def run_heads(
         interpret=interpret,
     )(*scalars, *inputs)
     out = found[0].reshape(q.shape)
-    if merged:
-        out = _merge(out, previous, chosen)
-    return out, found[1] if with_lse else None
+    return _merge(out, previous, chosen) if merged else out, found[1] if with_lse else None
 
 
 def _check(size: int, tables: tuple[VisitTable, ...]) -> None:

@@ -11,6 +11,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import jax
 import pytest
 
 from tests.aot import compile_attention, cycles
@@ -20,9 +21,10 @@ pytestmark = [
     pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu"),
 ]
 FOLDER = Path(__file__).parent
-INTERIOR = 1650  # cycles per 2^20 pairs of a whole tile; the roof of bfloat16 is about 1,536
+NEW = jax.__version_info__ >= (0, 12)  # older compilers schedule strided tiles less tightly
+INTERIOR = 1650 if NEW else 1710  # cycles per 2^20 pairs of a whole tile; the roof is about 1,536
 TEMPORARIES = 1 << 20  # bytes
-DENSE_MS, SPARSE_MS = 52.0, 22.0
+DENSE_MS, SPARSE_MS = 52.0 if NEW else 52.5, 22.0
 
 
 def run(script: str, lines: list[dict]) -> list[dict]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from svgen.errors import DownloadError, SvgenError
@@ -18,6 +18,15 @@ MAX_DIMENSION = 1 << 20  # no single size in a config is larger; anything above 
 MAX_REPEATS = {"num_layers": 1024, "num_res_blocks": 64}  # each is built, or named by tensor
 MAX_LEVELS = 8  # of the VAE
 SHOWN_LETTERS = 100  # of a value in a message
+DENSE = "dense"  # the schedule that every model is made for
+SPARSITY_RANGES: dict[str, tuple[float, float]] = {
+    "band_share": (0.01, 1.0),
+    "dense_steps": (0, 1000),
+    "dense_layers": (0, 1000),
+    "rows": (1, 4096),
+    "budget": (0.001, 100.0),
+}
+SMALL_PARAMETERS = 5_000_000_000  # models below it lose more to sparsity: presets have values apart
 
 
 def _corrupt(name: str, value: object, rule: str) -> SvgenError:
@@ -266,6 +275,34 @@ class ModelSpecs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SparsitySchedule:
+    """Which attention calls of a run are sparse, and how sparse.
+
+    The first steps and the first layers of every step are dense, counted in steps and layers, never
+    in noise. A preset may give `dense_steps` as a share of the steps (a float); a request holds the
+    count. A head whose error under both masks exceeds `budget` stays dense; None: none does.
+    """
+
+    band_share: float  # of all pairs, that the band holds: `attention.masks.band_width`
+    dense_steps: int | float = 0
+    dense_layers: int = 0
+    rows: int = 64  # query rows that are sampled to route a head
+    budget: float | None = None  # |sparse - dense| / |dense|
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in SPARSITY_RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{name} = {value} must lie between {least} and {most}")
+
+    def counted(self, steps: int) -> Self:
+        """The schedule with `dense_steps` as a whole number, a share of `steps` rounded up."""
+        if isinstance(self.dense_steps, int):
+            return self
+        return replace(self, dense_steps=math.ceil(self.dense_steps * steps))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
     """What one TOML preset decides: a resolution and how it is denoised. `None` leaves the model's
     default.
@@ -274,7 +311,10 @@ class Preset:
     name: str
     width_px: int
     height_px: int
-    schedule: str = "dense"
+    made_px: tuple[int, int] | None = None  # the size it was made for, if it was given another
+    schedule: str = DENSE
+    sparsity: SparsitySchedule | None = None  # None: every call is dense
+    small_sparsity: SparsitySchedule | None = None  # for models below `SMALL_PARAMETERS`
     frames: int | None = None
     steps: int | None = None
     shift: float | None = None
@@ -302,7 +342,8 @@ class Request:
     seed: int
     item: int = 0
     preset: str | None = None
-    schedule: str = "dense"
+    schedule: str = DENSE  # a name; what it means is in `sparsity`
+    sparsity: SparsitySchedule | None = None
     dtype: str = "float32"
     truncate: bool = False
 

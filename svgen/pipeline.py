@@ -1,7 +1,7 @@
 """Drives the programs of one run. Three networks are loaded in turn, each freed before the next.
 
     text = pipeline.embed(request)                   text encoder
-    for state in pipeline.denoise(request, text):    transformer, one DenoiseState a step
+    for step in pipeline.denoise(request, text):     transformer, one programs.Step a step
     for frames in pipeline.decode(latents):          VAE, uint8 frames chunk by chunk
 
 Progress, files, Ctrl-C are the caller's.
@@ -19,12 +19,13 @@ import numpy as np
 from flax import nnx
 
 from svgen import programs
+from svgen.attention.attend import Setting, chip_of
 from svgen.checkpoint import check_module, load_module, read_specs
 from svgen.config import Request
 from svgen.errors import DownloadError, NumericalError, SvgenError, UsageError, raise_all
 from svgen.grid import Grid, Rules, frames_problem, grid_of, size_problem
 from svgen.models.keys import Target, text_keys, transformer_keys, vae_keys
-from svgen.scheduler import DenoiseState, SolverTable, solver_table, start_state
+from svgen.scheduler import DenoiseState, solver_table, start_state
 from svgen.tokenizer import TokenIds, Tokenizer, bucket_length, pad_ids
 
 Stage = Callable[[str], AbstractContextManager]
@@ -39,6 +40,12 @@ def draw_noise(grid: Grid, channels: int, *, seed: int, item: int = 0) -> np.nda
     bits = np.random.Philox(key=np.array([seed, item], np.uint64))
     shape = (1, grid.latent_frames, grid.rows, grid.columns, channels)
     return np.random.Generator(bits).standard_normal(shape, np.float32)
+
+
+def routing_seed(request: Request) -> jax.Array:
+    """The seed of the rows that route heads, uint32 []: of the request's seed and item alone."""
+    words = np.random.SeedSequence([request.seed, request.item]).generate_state(1)
+    return jnp.asarray(words[0], jnp.uint32)
 
 
 class Pipeline:
@@ -154,8 +161,8 @@ class Pipeline:
 
     def denoise(
         self, request: Request, text: jax.Array, start: DenoiseState | None = None
-    ) -> Iterator[DenoiseState]:
-        """Denoise from `start` (default: the request's noise), yielding the state after every step.
+    ) -> Iterator[programs.Step]:
+        """Denoise from `start` (default: the request's noise), yielding every step.
 
         A yielded state is valid until the next one is asked for: its buffers are reused. Raises
         NumericalError after the first step whose latents are not finite.
@@ -163,16 +170,19 @@ class Pipeline:
         table = solver_table(request.steps, request.shift)
         state = self.start(request) if start is None else start
         graph, weights = self._load("transformer")
-        step = self._compile_step(graph, weights, state, text, table)
         rows, guidance = programs.StepTable.of(table), jnp.float32(request.guidance)
+        fixed = (text, rows, guidance, routing_seed(request))
+        setting = Setting(request.sparsity, chip_of(jax.devices()[0].device_kind))
+        step = self._compile_step(graph, weights, state, fixed, setting)
         for index in range(int(state.step), request.steps):
-            state, finite = step(weights, state, text, rows, guidance)
-            if not bool(finite):
+            found = step(weights, state, *fixed)
+            state = found.state
+            if not bool(found.finite):
                 where = f"the latents after step {index + 1} of {request.steps}"
                 raise _not_finite(
                     where, "the transformer's weights may hold NaN, or --dtype is too narrow"
                 )
-            yield state
+            yield found
         del weights, step
         gc.collect()
 
@@ -181,13 +191,12 @@ class Pipeline:
         graph: programs.Graph,
         weights: programs.Weights,
         state: DenoiseState,
-        text: jax.Array,
-        table: SolverTable,
+        fixed: tuple,
+        setting: Setting,
     ) -> Callable:
         with self.stage("compile the step"):
-            rows = programs.abstract_table(table.steps)
-            scalar = jax.ShapeDtypeStruct((), jnp.float32)
-            return programs.denoise_step.lower(graph, weights, state, text, rows, scalar).compile()
+            lowered = programs.denoise_step.lower(graph, weights, state, *fixed, setting=setting)
+            return lowered.compile()
 
     def decode(self, latents: np.ndarray) -> Iterator[np.ndarray]:
         """Decode latents [1, F, H, W, Z] to uint8 frames [T, h, w, 3], a chunk at a time, as

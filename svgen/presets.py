@@ -1,14 +1,24 @@
 """Find, read and check presets: TOML files that name a size and how it is denoised.
 
 schema = 1
-extends = "720p-dense"        # a shipped preset; keys given here win
+extends = "720p-aggressive"   # a shipped preset; keys given here win
 description = "Twice the steps"
 resolution = "720p"           # or width and height
-schedule = "dense"
+schedule = "mine"             # a name; "dense" means no [sparsity]
 frames = 81                   # optional, as are steps and shift: the model's defaults stand
 steps = 100
+
+[sparsity]                    # fields of `config.SparsitySchedule`
+band_share = 0.3              # of all pairs of tokens
+dense_steps = 0.2             # the first ones: a share of the steps, or a whole number of them
+dense_layers = 1
+
+[sparsity.small]              # what differs for models below 5 billion parameters
+band_share = 0.4
 """
 
+import math
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,7 +26,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from svgen.config import Preset
+from svgen.config import DENSE, SPARSITY_RANGES, Preset, SparsitySchedule
 from svgen.errors import SvgenError, UsageError, raise_all
 from svgen.grid import RESOLUTIONS, WAN21, frames_problem, size_problem
 
@@ -24,10 +34,15 @@ SCHEMA = 1
 SUFFIX = ".toml"
 MAX_BYTES = 64 * 1024
 MAX_DESCRIPTION = 200
-SCHEDULES = ("dense",)
-STEPS = (1, 1000)
-SHIFT = (0.01, 100.0)
-KEYS: dict[str, tuple[tuple[type, ...], str]] = {  # key -> types, and an example
+SCHEDULES = (DENSE, "conservative", "aggressive")  # those shipped for every resolution
+SCHEDULE_NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
+RANGES: dict[str, tuple[float, float]] = {
+    "steps": (1, 1000),
+    "shift": (0.01, 100.0),
+    **SPARSITY_RANGES,
+}
+Keys = Mapping[str, tuple[tuple[type, ...], str]]  # key -> types, and an example
+KEYS: Keys = {
     "schema": ((int,), "schema = 1"),
     "extends": ((str,), 'extends = "720p-dense"'),
     "description": ((str,), 'description = "what it is for"'),
@@ -38,8 +53,19 @@ KEYS: dict[str, tuple[tuple[type, ...], str]] = {  # key -> types, and an exampl
     "frames": ((int,), "frames = 81"),
     "steps": ((int,), "steps = 50"),
     "shift": ((float, int), "shift = 5.0"),
+    "sparsity": ((dict,), "[sparsity]"),
 }
-TYPE_NAMES = {int: "a whole number", str: "text", float: "a number"}
+SPARSITY_KEYS: Keys = {
+    "band_share": ((float, int), "band_share = 0.3"),
+    "dense_steps": ((float, int), "dense_steps = 0.2"),
+    "dense_layers": ((int,), "dense_layers = 1"),
+    "rows": ((int,), "rows = 64"),
+    "budget": ((float, int), "budget = 0.3"),
+    "small": ((dict,), "[sparsity.small]"),
+}
+SMALL_KEYS: Keys = {key: value for key, value in SPARSITY_KEYS.items() if key != "small"}
+NESTED: dict[str, Keys] = {"sparsity": SPARSITY_KEYS, "small": SMALL_KEYS}
+TYPE_NAMES = {int: "a whole number", str: "text", float: "a number", dict: "a table"}
 SIZE_KEYS = ("resolution", "width", "height")
 
 
@@ -59,9 +85,9 @@ def list_presets() -> list[Preset]:
 def load_preset(name_or_path: str, resolution: tuple[int, int] | None = None) -> Preset:
     """Find a preset by its name, by its schedule (with the size it is wanted for), or as a file.
 
-    `720p-dense` is a name; `dense` is a schedule and needs `resolution`, in either orientation;
-    whatever ends in .toml or holds a slash is a file. Raises UsageError (E_PRESET) with all that is
-    wrong.
+    `720p-dense` is a name; `dense` is a schedule, needs `resolution`, and takes it: the preset made
+    for the nearest size decides the rest. Whatever ends in .toml or holds a slash is a file. Raises
+    UsageError (E_PRESET) with all that is wrong.
     """
     if name_or_path.endswith(SUFFIX) or "/" in name_or_path or "\\" in name_or_path:
         return read_preset(Path(name_or_path))
@@ -77,18 +103,22 @@ def load_preset(name_or_path: str, resolution: tuple[int, int] | None = None) ->
 def read_preset(path: Path) -> Preset:
     """Read and check one file; raises UsageError (E_PRESET) with every problem in it."""
     values, source = _read_table(path), str(path)
-    good = {key: value for key, value in values.items() if _right_type(key, value)}
+    good = _good(values, KEYS)
     merged = _inherit(good, path)
-    problems = _table_problems(values, source) + _value_problems(merged, source)
+    problems = _schema_problems(values, source) + _table_problems(values, KEYS, source)
+    problems += _value_problems(merged, source)
     if all(key in good for key in SIZE_KEYS if key in values):
         problems += _size_problems(merged, source)
     raise_all(problems)
     width, height = _size_of(merged)
+    sparsity, small = _schedules(merged.get("sparsity"))
     return Preset(
         name=path.stem,
         width_px=width,
         height_px=height,
-        schedule=merged.get("schedule", "dense"),
+        schedule=merged.get("schedule", DENSE),
+        sparsity=sparsity,
+        small_sparsity=small,
         frames=merged.get("frames"),
         steps=merged.get("steps"),
         shift=float(merged["shift"]) if "shift" in merged else None,
@@ -97,23 +127,35 @@ def read_preset(path: Path) -> Preset:
     )
 
 
+def _schedules(
+    table: Mapping[str, Any] | None,
+) -> tuple[SparsitySchedule | None, SparsitySchedule | None]:
+    """The schedule of a checked [sparsity] table, and that for small models."""
+    if table is None:
+        return None, None
+    own = {key: value for key, value in table.items() if key != "small"}
+    return tuple(_schedule(values) for values in (own, {**own, **table.get("small", {})}))
+
+
+def _schedule(values: Mapping[str, Any]) -> SparsitySchedule:
+    shares = {key: float(values[key]) for key in ("band_share", "budget") if key in values}
+    return SparsitySchedule(**{**values, **shares})
+
+
 def _pair(schedule: str, presets: list[Preset], resolution: tuple[int, int] | None) -> Preset:
-    """Choose the preset of a schedule for a size, turned to portrait if that is what is wanted."""
-    hint = " or ".join(f"--preset {preset.name}" for preset in presets)
+    """Choose the preset of a schedule whose size is nearest in pixels, and give it this size."""
     if resolution is None:
+        hint = " or ".join(f"--preset {preset.name}" for preset in presets)
         why = "a schedule alone says no size"
         raise UsageError("E_PRESET", f"--preset {schedule} needs a size", why=why, hint=hint)
-    for preset in presets:
-        size = (preset.width_px, preset.height_px)
-        if resolution in (size, size[::-1]):
-            return replace(preset, width_px=resolution[0], height_px=resolution[1])
     width, height = resolution
-    raise UsageError(
-        "E_PRESET",
-        f"there is no preset {schedule} for {width}x{height}",
-        why="each preset is made for one size; another size takes a preset by its full name",
-        hint=f"--res {width}x{height} with {hint}",
-    )
+
+    def distance(preset: Preset) -> float:
+        return abs(math.log(preset.width_px * preset.height_px / (width * height)))
+
+    nearest = min(presets, key=distance)
+    made = (nearest.width_px, nearest.height_px)
+    return replace(nearest, width_px=width, height_px=height, made_px=made)
 
 
 def _unknown(name: str, known: list[str]) -> UsageError:
@@ -158,30 +200,48 @@ def _read_table(path: Path) -> dict[str, Any]:
         raise _problem(source, "is not valid TOML", str(error), hint) from error
 
 
-def _right_type(key: str, value: object) -> bool:
-    return key in KEYS and isinstance(value, KEYS[key][0]) and not isinstance(value, bool)
+def _right_type(key: str, value: object, keys: Keys = KEYS) -> bool:
+    return key in keys and isinstance(value, keys[key][0]) and not isinstance(value, bool)
 
 
-def _table_problems(values: Mapping[str, Any], source: str) -> list[SvgenError]:
-    """Complain about keys that are unknown, of the wrong type, or missing."""
-    found: list[SvgenError] = [_key_problem(source, key) for key in values if key not in KEYS]
-    for key, value in values.items():
-        if key in KEYS and not _right_type(key, value):
-            types, example = KEYS[key]
-            why = f"{key} must be {TYPE_NAMES[types[0]]}"
-            found.append(_problem(source, f"{key} = {_show(value)}", why, example))
+def _good(values: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+    """Keep what has a known key and the right type, in nested tables too."""
+    found = {key: value for key, value in values.items() if _right_type(key, value, keys)}
+    tables = {key: _good(found[key], NESTED[key]) for key in found if key in NESTED}
+    return found | tables
+
+
+def _schema_problems(values: Mapping[str, Any], source: str) -> list[SvgenError]:
     why, hint = f"this svgen reads schema {SCHEMA}", f"schema = {SCHEMA}"
     if "schema" not in values:
-        found.append(_problem(source, "the key schema is missing", why, hint))
-    elif isinstance(values["schema"], int) and values["schema"] != SCHEMA:
-        found.append(_problem(source, f"schema = {_show(values['schema'])}", why, hint))
+        return [_problem(source, "the key schema is missing", why, hint)]
+    if isinstance(values["schema"], int) and values["schema"] != SCHEMA:
+        return [_problem(source, f"schema = {_show(values['schema'])}", why, hint)]
+    return []
+
+
+def _table_problems(
+    values: Mapping[str, Any], keys: Keys, source: str, prefix: str = ""
+) -> list[SvgenError]:
+    """Complain about keys that are unknown or of the wrong type, in nested tables too."""
+    found: list[SvgenError] = []
+    for key, value in values.items():
+        if key not in keys:
+            found.append(_key_problem(source, key, keys, prefix))
+        elif not _right_type(key, value, keys):
+            types, example = keys[key]
+            why = f"{prefix}{key} must be {TYPE_NAMES[types[0]]}"
+            found.append(_problem(source, f"{prefix}{key} = {_show(value)}", why, example))
+        elif key in NESTED:
+            found += _table_problems(value, NESTED[key], source, f"{prefix}{key}.")
     return found
 
 
-def _key_problem(source: str, key: str) -> UsageError:
-    near = get_close_matches(key, KEYS, n=1)
+def _key_problem(source: str, key: str, keys: Keys, prefix: str) -> UsageError:
+    near = get_close_matches(key, keys, n=1)
     hint = f"write {near[0]}" if near else "remove it"
-    return _problem(source, f"unknown key {_show(key)}", f"keys are {', '.join(KEYS)}", hint)
+    what = f"unknown key {_show(prefix + key)}"
+    return _problem(source, what, f"keys are {', '.join(keys)}", hint)
 
 
 def _inherit(values: dict[str, Any], path: Path, seen: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -199,13 +259,23 @@ def _inherit(values: dict[str, Any], path: Path, seen: tuple[str, ...] = ()) -> 
     base = _inherit(base, shipped[parent], (*seen, parent))
     if any(key in values for key in SIZE_KEYS):
         base = {key: value for key, value in base.items() if key not in SIZE_KEYS}
-    return {**base, **values}
+    if values.get("schedule") == DENSE and "sparsity" not in values:
+        base.pop("sparsity", None)
+    return _merge(base, values)
+
+
+def _merge(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay tables over those of the same name, and everything else over what was there."""
+    merged = {**base, **values}
+    tables = [key for key in values if key in NESTED and key in base]
+    return merged | {key: _merge(base[key], values[key]) for key in tables}
 
 
 def _value_problems(values: Mapping[str, Any], source: str) -> list[SvgenError]:
     """Complain about values that no model can use."""
     checks: tuple[Callable[[Mapping[str, Any], str], list[SvgenError]], ...] = (
         _schedule_problems,
+        _sparsity_problems,
         _number_problems,
         _description_problems,
     )
@@ -238,21 +308,49 @@ def _size_problems(values: Mapping[str, Any], source: str) -> list[SvgenError]:
 
 
 def _schedule_problems(values: Mapping[str, Any], source: str) -> list[SvgenError]:
-    name = values.get("schedule", "dense")
-    if name in SCHEDULES:
+    name = values.get("schedule", DENSE)
+    what, found = f"schedule = {_show(name)}", []
+    if not SCHEDULE_NAME.fullmatch(name):
+        why = "a schedule has a name of small letters, digits and hyphens, at most 32"
+        found.append(_problem(source, what, why, 'schedule = "mine"'))
+    if name == DENSE and "sparsity" in values:
+        why = "a dense schedule has no [sparsity]"
+        found.append(_problem(source, what, why, 'schedule = "mine", or remove [sparsity]'))
+    if name != DENSE and "sparsity" not in values:
+        why = "every schedule but the dense one has a table [sparsity]"
+        found.append(_problem(source, what, why, "[sparsity] with band_share = 0.3"))
+    return found
+
+
+def _sparsity_problems(values: Mapping[str, Any], source: str) -> list[SvgenError]:
+    table = values.get("sparsity")
+    if table is None:
         return []
-    why = f"schedule is one of {', '.join(SCHEDULES)}"
-    return [_problem(source, f"schedule = {_show(name)}", why, f'schedule = "{SCHEDULES[0]}"')]
+    found = _range_problems(table, source, "sparsity.")
+    found += _range_problems(table.get("small", {}), source, "sparsity.small.")
+    if "band_share" not in table:
+        why = "it decides how much each head sees"
+        found.append(_problem(source, "sparsity.band_share is missing", why, "band_share = 0.3"))
+    return found
+
+
+def _range_problems(values: Mapping[str, Any], source: str, prefix: str = "") -> list[SvgenError]:
+    found: list[SvgenError] = []
+    for key, (least, most) in RANGES.items():
+        value = values.get(key, least)
+        if key == "dense_steps" and isinstance(value, float):
+            most = 1.0  # a share
+        if not least <= value <= most:  # true for NaN too
+            why = f"{prefix}{key} must lie between {least} and {most}"
+            near = most if value > most else least
+            found.append(
+                _problem(source, f"{prefix}{key} = {_show(value)}", why, f"{key} = {near}")
+            )
+    return found
 
 
 def _number_problems(values: Mapping[str, Any], source: str) -> list[SvgenError]:
-    found: list[SvgenError] = []
-    for key, (least, most) in {"steps": STEPS, "shift": SHIFT}.items():
-        value = values.get(key, least)
-        if not least <= value <= most:  # true for NaN too
-            why = f"{key} must lie between {least} and {most}"
-            near = most if value > most else least
-            found.append(_problem(source, f"{key} = {_show(value)}", why, f"{key} = {near}"))
+    found = _range_problems(values, source)
     wrong = frames_problem(values["frames"], WAN21) if "frames" in values else None
     if wrong is not None:
         hint = " or ".join(f"frames = {frames}" for frames in wrong.details["nearest"])

@@ -2,7 +2,7 @@
 is what runs.
 
     embed         ids, lengths               -> text [B, L, C]
-    denoise_step  DenoiseState, text, table  -> DenoiseState, finite?
+    denoise_step  DenoiseState, text, table  -> Step
     decode        latents, chunk by chunk    -> uint8 frames, finite?       (decode_first, then
     decode_next)
 
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from svgen.attention.attend import Record, Setting, make
 from svgen.config import ModelSpecs
 from svgen.grid import Grid
 from svgen.models.text_encoder import TextEncoder
@@ -28,6 +29,7 @@ from svgen.scheduler import DenoiseState, SolverTable, update
 
 Weights = nnx.State
 Graph = nnx.GraphDef
+DENSE = Setting()
 
 
 class StepTable(NamedTuple):
@@ -78,7 +80,15 @@ def embed(graph: Graph, weights: Weights, ids: jax.Array, lengths: jax.Array) ->
     return nnx.merge(graph, weights)(ids, lengths)
 
 
-@partial(jax.jit, static_argnames=("graph",), donate_argnames=("state",))
+class Step(NamedTuple):
+    """What one denoising step gives."""
+
+    state: DenoiseState
+    finite: jax.Array  # bool []: whether its latents are
+    record: Record  # of the attention, stacked over layers: how each head ran
+
+
+@partial(jax.jit, static_argnames=("graph", "setting"), donate_argnames=("state",))
 def denoise_step(
     graph: Graph,
     weights: Weights,
@@ -86,8 +96,11 @@ def denoise_step(
     text: jax.Array,  # [B, L, C], or [2B, L, C] with guidance: the prompts, then the negative ones
     table: StepTable,
     guidance: jax.Array,  # float32 []
-) -> tuple[DenoiseState, jax.Array]:
-    """Take the step that `state` is at; also say whether its latents are finite.
+    seed: jax.Array,  # uint32 [], draws the rows that route heads
+    *,
+    setting: Setting = DENSE,
+) -> Step:
+    """Take the step that `state` is at.
 
     With guidance g the velocity is u + g (c - u), of the conditional branch c and the unconditional
     u, which run as one batch (classifier-free guidance, arXiv 2207.12598).
@@ -96,13 +109,22 @@ def denoise_step(
     branches = text.shape[0] // items
     time = jnp.broadcast_to(table.times[state.step], (branches * items,))
     latents = jnp.concatenate([state.latents] * branches)
-    velocity, _ = nnx.merge(graph, weights)(latents, time, text)
+    model = nnx.merge(graph, weights)
+    attend = make(setting, _token_shape(model, latents.shape), seed=seed, step=state.step)
+    velocity, record = model(latents, time, text, attend)
     if branches == 2:
         wanted, unwanted = jnp.split(velocity, 2)
         velocity = unwanted + guidance * (wanted - unwanted)
     row = state.step
     state = update(state, velocity, table.sigmas[row], table.correct[row], table.predict[row])
-    return state, jnp.isfinite(state.latents).all()
+    return Step(state, jnp.isfinite(state.latents).all(), record)
+
+
+def _token_shape(model: Transformer, latents: tuple[int, ...]) -> tuple[int, int, int]:
+    """Frames of the token grid, positions of a frame, and the size of a head."""
+    sides = zip(latents[1:4], model.spec.patch, strict=True)
+    frames, rows, columns = (side // patch for side, patch in sides)
+    return frames, rows * columns, model.spec.head_dim
 
 
 def _to_uint8(frames: jax.Array) -> tuple[jax.Array, jax.Array]:

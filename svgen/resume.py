@@ -6,17 +6,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from svgen import __version__
-from svgen.config import Request
+from svgen.config import DENSE, Request, SparsitySchedule
 from svgen.errors import SvgenError, UsageError
 from svgen.partial import partial_file, sync, write_error
 
+T = TypeVar("T")
 SCHEMA = "svgen.latents/1"
 LEAST = {  # whole numbers of a request
     **dict.fromkeys(("width_px", "height_px", "frames", "steps"), 1),
@@ -86,13 +87,23 @@ def request_from_json(values: Any) -> Request:
     """
     if not isinstance(values, Mapping):
         raise ValueError("a request is a JSON object")
-    known = {item.name: item.type for item in fields(Request)}
+    if isinstance(values.get("sparsity"), Mapping):
+        values = {**values, "sparsity": _build(SparsitySchedule, values["sparsity"])}
+    request = _build(Request, values)
+    if (request.schedule == DENSE) != (request.sparsity is None):
+        raise ValueError(f"the schedule {request.schedule[:SHOWN_LETTERS]!r} and sparsity disagree")
+    return request
+
+
+def _build(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Make one dataclass of checked fields; raises ValueError."""
+    known = {item.name: item.type for item in fields(kind)}
     unknown = sorted(set(values) - set(known))
     if unknown:
         raise ValueError(f"unknown field {repr(unknown[0])[:SHOWN_LETTERS]}")
     checked = {name: _typed(name, value, known[name]) for name, value in values.items()}
     try:
-        return Request(**checked)
+        return kind(**checked)
     except TypeError as error:
         raise ValueError(str(error)) from error
 

@@ -91,10 +91,16 @@ def svgen_parts(folder: Path) -> dict[str, Callable[[], object]]:
     def denoise() -> None:
         state = pipeline.start(request)
         for _ in range(STEPS):
-            state, finite = programs.denoise_step(
-                *loaded["transformer"], state, held["text"], rows, jnp.float32(4.0)
+            step = programs.denoise_step(
+                *loaded["transformer"],
+                state,
+                held["text"],
+                rows,
+                jnp.float32(4.0),
+                jnp.uint32(0),
             )
-            assert bool(finite)
+            assert bool(step.finite)
+            state = step.state
         held["latents"] = state.latents
 
     def decode() -> None:

@@ -78,8 +78,8 @@ def run_errors(folder: Path, reference: dict[str, np.ndarray]) -> tuple[list[flo
     pipeline.check(request)
     text = pipeline.embed(request)
     steps = []
-    for state, theirs in zip(pipeline.denoise(request, text), reference["trajectory"], strict=True):
-        steps.append(error(state.latents[0], theirs))
-    made = np.concatenate(list(pipeline.decode(np.asarray(state.latents))))
+    for step, theirs in zip(pipeline.denoise(request, text), reference["trajectory"], strict=True):
+        steps.append(error(step.state.latents[0], theirs))
+    made = np.concatenate(list(pipeline.decode(np.asarray(step.state.latents))))
     cropped = made[:, :height, :width].astype(int)
     return steps, np.abs(cropped - reference["frames"].astype(int))

@@ -33,7 +33,8 @@ def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 def test_dense_lets_every_query_look_at_every_key():
     q, k, v = (draw(seed, 2, 45, 3, 8) for seed in range(3))
     out, record = dense(*map(jnp.asarray, (q, k, v)), jnp.int32(4))
-    assert record == () and out.shape == q.shape and out.dtype == jnp.float32
+    assert count_calls(record).tolist() == [6, 0, 0] and not record.sampled
+    assert out.shape == q.shape and out.dtype == jnp.float32
     np.testing.assert_allclose(out, exact(q, k, v), atol=TOLERANCE)
     for key in range(45):  # dropping any one key would show
         rest = np.delete(np.arange(45), key)

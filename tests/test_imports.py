@@ -18,7 +18,7 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "sharding": {"errors"},
     "scheduler": {"errors"},
     "kernels": {"errors"},
-    "attention": {"kernels", "grid", "errors"},
+    "attention": {"kernels", "config", "grid", "errors"},
     "models": {"attention", "config", "errors"},
     "partial": {"errors"},
     "recipe": {"config", "errors"},
@@ -29,7 +29,15 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "resume": {"config", "errors", "partial", "scheduler"},
     "programs": LEAVES | {"attention", "models", "scheduler", "sharding"},
     "pipeline": LEAVES
-    | {"checkpoint", "models.keys", "programs", "scheduler", "sharding", "tokenizer"},
+    | {
+        "attention.attend",
+        "checkpoint",
+        "models.keys",
+        "programs",
+        "scheduler",
+        "sharding",
+        "tokenizer",
+    },
     "demo": LEAVES
     | {
         "attention",

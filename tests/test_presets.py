@@ -1,10 +1,12 @@
 """Presets: what ships, how one is found, and what is refused."""
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 
 from svgen import presets
+from svgen.config import SparsitySchedule
 from svgen.errors import UsageError
 from svgen.grid import RESOLUTIONS
 from svgen.presets import list_presets, load_preset, presets_folder, read_preset
@@ -32,17 +34,27 @@ def problems_of(path):
 
 def test_shipped_presets_are_named_after_what_they_hold():
     found = list_presets()
-    assert [preset.name for preset in found] == [
-        "480p-dense",
-        "720p-dense",
-        "1080p-dense",
-        "1440p-dense",
-    ]
+    names = {f"{size}-{name}" for size in RESOLUTIONS for name in presets.SCHEDULES}
+    assert {preset.name for preset in found} == names
     for preset in found:
         resolution, schedule = preset.name.split("-", 1)
         assert RESOLUTIONS[resolution] == (preset.width_px, preset.height_px)
         assert preset.schedule == schedule
         assert (preset.frames, preset.steps, preset.shift) == (None, None, None)
+        assert (preset.sparsity is None) == (schedule == "dense")
+
+
+@pytest.mark.parametrize("size", RESOLUTIONS)
+def test_conservative_and_small_models_keep_more(size):
+    found = {name: load_preset(f"{size}-{name}") for name in ("conservative", "aggressive")}
+    mild, hard = found["conservative"], found["aggressive"]
+    for one, other in ((mild.sparsity, hard.sparsity), (mild.small_sparsity, hard.small_sparsity)):
+        assert one.band_share > other.band_share
+        assert one.dense_steps >= other.dense_steps
+        assert one.budget is not None and other.budget is None
+    for preset in (mild, hard):
+        assert preset.small_sparsity.band_share > preset.sparsity.band_share >= 0.2
+        assert preset.small_sparsity.dense_steps > preset.sparsity.dense_steps
 
 
 def test_presets_folder_is_the_packaged_one_when_installed(tmp_path, monkeypatch):
@@ -69,13 +81,16 @@ def test_schedule_takes_the_size_it_is_wanted_for():
     assert load_preset("dense", (1920, 1080)).name == "1080p-dense"
     portrait = load_preset("dense", (480, 832))
     assert (portrait.name, portrait.width_px, portrait.height_px) == ("480p-dense", 480, 832)
+    odd = load_preset("aggressive", (1152, 640))  # nearest in pixels to 1280x720
+    assert (odd.name, odd.width_px, odd.made_px) == ("720p-aggressive", 1152, (1280, 720))
+    assert odd.sparsity == load_preset("720p-aggressive").sparsity
 
 
 @pytest.mark.parametrize(
     ("name", "resolution", "hint"),
     [
         ("dense", None, "--preset 480p-dense"),
-        ("dense", (640, 384), "--res 640x384 with --preset 480p-dense"),
+        ("720p-agressive", None, "--preset 720p-aggressive"),
         ("720-dense", None, "--preset 720p-dense"),
         ("zzz", None, "svgen presets list"),
     ],
@@ -121,6 +136,80 @@ def test_extends_refuses_itself(tmp_path, monkeypatch):
     assert "extends" in problems_of(first)[0].message
 
 
+SPARSE = """
+[sparsity]
+band_share = 0.3
+dense_steps = 2
+budget = 1
+[sparsity.small]
+band_share = 0.4
+dense_steps = 0.25
+"""
+
+
+def sparse(folder, table=SPARSE, **keys):
+    path = write(folder, **{"schedule": '"mine"', **keys})
+    path.write_text(path.read_text() + table)
+    return path
+
+
+def test_small_models_inherit_what_their_table_does_not_say(tmp_path):
+    preset = read_preset(sparse(tmp_path))
+    assert preset.sparsity == SparsitySchedule(band_share=0.3, dense_steps=2, budget=1.0)
+    assert preset.small_sparsity == SparsitySchedule(band_share=0.4, dense_steps=0.25, budget=1.0)
+    assert isinstance(preset.sparsity.budget, float)
+
+
+def test_extends_lays_nested_tables_over_each_other(tmp_path):
+    table = "[sparsity]\ndense_layers = 7\n[sparsity.small]\nrows = 9\n"
+    child = read_preset(sparse(tmp_path, table, extends='"720p-aggressive"'))
+    parent = load_preset("720p-aggressive")
+    assert child.sparsity == replace(parent.sparsity, dense_layers=7)
+    assert child.small_sparsity == replace(parent.small_sparsity, rows=9)
+    dense = read_preset(write(tmp_path, schedule='"dense"', extends='"720p-aggressive"'))
+    assert dense.sparsity is None
+
+
+@pytest.mark.parametrize(
+    ("table", "message", "hint"),
+    [
+        ("[sparsity]\n", "sparsity.band_share is missing", "band_share = 0.3"),
+        ("", "schedule = 'mine'", "[sparsity] with band_share = 0.3"),
+        ("[sparsity]\nband_share = 0\n", "sparsity.band_share = 0", "band_share = 0.01"),
+        ("[sparsity]\nband_share = nan\n", "sparsity.band_share = nan", "band_share = 0.01"),
+        (
+            "[sparsity]\nband_share = 0.3\ndense_steps = 1.5\n",
+            "sparsity.dense_steps = 1.5",
+            "dense_steps = 1.0",
+        ),
+        (
+            "[sparsity]\nband_share = 0.3\nband_shar = 1\n",
+            "unknown key 'sparsity.band_shar'",
+            "write band_share",
+        ),
+        (
+            "[sparsity]\nband_share = 0.3\n[sparsity.small]\nrows = 0.5\n",
+            "sparsity.small.rows = 0.5",
+            "rows = 64",
+        ),
+        (
+            "[sparsity]\nband_share = 0.3\n[sparsity.small.small]\n",
+            "unknown key 'sparsity.small.small'",
+            "remove it",
+        ),
+    ],
+)
+def test_bad_sparsity_names_itself_and_a_good_one(tmp_path, table, message, hint):
+    (problem,) = problems_of(sparse(tmp_path, table))
+    assert message in problem.message
+    assert problem.hint == hint
+
+
+def test_dense_schedule_has_no_sparsity(tmp_path):
+    (problem,) = problems_of(sparse(tmp_path, schedule='"dense"'))
+    assert problem.why == "a dense schedule has no [sparsity]"
+
+
 @pytest.mark.parametrize(
     ("keys", "message", "hint"),
     [
@@ -137,7 +226,7 @@ def test_extends_refuses_itself(tmp_path, monkeypatch):
         ({"shift": "inf"}, "shift = inf", "shift = 100.0"),
         ({"frames": "80"}, "frames = 80", "frames = 77 or frames = 81"),
         ({"frames": "1" + "0" * 100}, "frames = 1000", "frames = 3997 or frames = 4001"),
-        ({"schedule": '"sparse"'}, "schedule = 'sparse'", 'schedule = "dense"'),
+        ({"sparsity": "1"}, "sparsity = 1", "[sparsity]"),
         ({"resolution": '"720"'}, "resolution = '720'", 'resolution = "720p"'),
         ({"resolution": None}, "the size is given by nothing", 'resolution = "720p"'),
         ({"width": "1280"}, "given by resolution and width", 'resolution = "720p"'),
@@ -193,19 +282,24 @@ def test_list_command_gives_all_presets():
     assert done.returncode == 0
     assert (body["schema"], body["command"]) == ("svgen.presets.list/1", "presets list")
     assert [one["name"] for one in body["data"]["presets"]] == [one.name for one in list_presets()]
-    assert body["data"]["presets"][1]["width"] == 1280
+    first = body["data"]["presets"][0]
+    assert (first["name"], first["width"]) == ("480p-aggressive", 832)
+    assert first["sparsity"]["band_share"] < first["small_sparsity"]["band_share"]
     lines = run_svgen("presets", "list").stdout.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 13
     assert max(map(len, lines)) <= 80
 
 
-def test_show_command_prints_a_file_that_check_accepts(tmp_path):
-    shown = run_svgen("presets", "show", "480p-dense")
+@pytest.mark.parametrize("name", ["480p-dense", "480p-conservative"])
+def test_show_command_prints_a_file_that_check_accepts(tmp_path, name):
+    shown = run_svgen("presets", "show", name)
     copy = tmp_path / "copy.toml"
     copy.write_text(shown.stdout, encoding="utf-8")
     done = run_svgen("presets", "check", str(copy))
     assert (done.returncode, done.stdout) == (0, f"ok  {copy}\n")
-    assert (read_preset(copy).width_px, read_preset(copy).height_px) == (832, 480)
+    again, preset = read_preset(copy), load_preset(name)
+    for field in ("width_px", "height_px", "schedule", "sparsity", "small_sparsity", "steps"):
+        assert getattr(again, field) == getattr(preset, field)
 
 
 def test_check_command_reports_every_file(tmp_path):

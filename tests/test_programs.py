@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from svgen import programs
-from svgen.config import ModelSpecs, TextSpec, TransformerSpec, VaeSpec
+from svgen.attention.attend import Setting
+from svgen.config import ModelSpecs, SparsitySchedule, TextSpec, TransformerSpec, VaeSpec
 from svgen.grid import RESOLUTIONS, WAN21, Rules, grid_of
 from svgen.scheduler import solver_table, start_state
 from tests.shapes import SPECS, TEXT_ROWS
@@ -36,11 +37,13 @@ def test_step_at_true_size(model, resolution):
     state = programs.abstract_state(grid, 16)
     text = shape(2, TEXT_ROWS, 4096)
     table = programs.abstract_table(STEPS)
-    made, finite = jax.eval_shape(
-        programs.denoise_step, graph, weights, state, text, table, shape()
+    made = jax.eval_shape(
+        programs.denoise_step, graph, weights, state, text, table, shape(), shape(dtype=jnp.uint32)
     )
-    assert made == state
-    assert (finite.shape, finite.dtype) == ((), jnp.bool_)
+    assert made.state == state
+    assert (made.finite.shape, made.finite.dtype) == ((), jnp.bool_)
+    heads = (specs.transformer.layers, 2, specs.transformer.heads)
+    assert made.record.routes.shape == heads
 
 
 @pytest.mark.parametrize("resolution", RESOLUTIONS)
@@ -74,7 +77,7 @@ TINY = ModelSpecs(
 )
 
 
-def tiny_step(text: jax.Array, guidance: float):
+def tiny_step(text: jax.Array, guidance: float, setting=programs.DENSE, seed=0):
     grid = grid_of(32, 32, 5, Rules.of(TINY.transformer, TINY.vae))
     abstract = programs.abstract_parts(TINY, jnp.float32)["transformer"]
     graph, weights = nnx.split(abstract)
@@ -85,17 +88,18 @@ def tiny_step(text: jax.Array, guidance: float):
     shape = (1, grid.latent_frames, grid.rows, grid.columns, 4)
     state = start_state(jnp.asarray(rng.normal(size=shape), jnp.float32))
     rows = programs.StepTable.of(solver_table(4, 5.0))
-    return programs.denoise_step(graph, weights, state, text, rows, jnp.float32(guidance))
+    fixed = (text, rows, jnp.float32(guidance), jnp.uint32(seed))
+    return programs.denoise_step(graph, weights, state, *fixed, setting=setting)
 
 
 def test_guidance_mixes_the_two_branches():
     rng = np.random.default_rng(1)
     wanted, unwanted = (jnp.asarray(rng.normal(size=(1, 64, 16)), jnp.float32) for _ in range(2))
-    alone, _ = tiny_step(wanted, 1.0)
-    other, _ = tiny_step(unwanted, 1.0)
+    alone = tiny_step(wanted, 1.0).state
+    other = tiny_step(unwanted, 1.0).state
     both = jnp.concatenate([wanted, unwanted])
     for guidance in (1.0, 3.0):
-        mixed, finite = tiny_step(both, guidance)
+        mixed, finite, _ = tiny_step(both, guidance)
         # The first step is linear in the velocity, so the latents mix like the velocities.
         expected = other.latents + guidance * (alone.latents - other.latents)
         assert bool(finite)
@@ -105,9 +109,39 @@ def test_guidance_mixes_the_two_branches():
 
 def test_step_reports_what_is_not_finite():
     text = jnp.zeros((1, 64, 16), jnp.float32).at[0, 0, 0].set(jnp.nan)
-    state, finite = tiny_step(text, 1.0)
-    assert not bool(finite)
-    assert int(state.step) == 1
+    made = tiny_step(text, 1.0)
+    assert not bool(made.finite)
+    assert int(made.state.step) == 1
+
+
+def test_step_attends_as_its_setting_says():
+    rng = np.random.default_rng(2)
+    text = jnp.asarray(rng.normal(size=(2, 64, 16)), jnp.float32)
+    dense = tiny_step(text, 3.0)
+    assert not dense.record.sampled.any()
+
+    def latents(**schedule):
+        setting = Setting(SparsitySchedule(**schedule))
+        made = tiny_step(text, 3.0, setting)
+        return made.state.latents, made.record
+
+    narrow, record = latents(band_share=0.2, dense_layers=1)
+    assert record.sampled.tolist() == [False, True]
+    assert set(np.unique(record.routes[0])) == {0}
+    assert set(np.unique(record.routes[1])) <= {1, 2}
+    assert jnp.abs(narrow - dense.state.latents).max() > 1e-3
+    for schedule in ({"band_share": 1.0}, {"band_share": 0.2, "dense_steps": 1}):
+        same, _ = latents(**schedule)
+        np.testing.assert_allclose(same, dense.state.latents, rtol=0, atol=1e-5)
+
+
+def test_share_of_steps_must_be_counted_before_a_run():
+    with pytest.raises(ValueError, match="not counted"):
+        tiny_step(
+            jnp.zeros((1, 64, 16), jnp.float32),
+            1.0,
+            Setting(SparsitySchedule(band_share=0.5, dense_steps=0.5)),
+        )
 
 
 def test_frames_are_rounded_as_diffusers_does():

@@ -1,19 +1,23 @@
 """The one entry for attention. The transformer calls it and knows nothing of how it is done.
 
 A transformer is given an `Attend`: a function of (q, k, v, layer) that returns the output and a
-record, any pytree of arrays that says what was done; records come back stacked over layers. `dense`
-attends to everything and records nothing; `sparse` makes one that routes each head and records how.
+record of what was done; records come back stacked over layers. `dense` attends to everything;
+`sparse` makes one that routes each head; `make` chooses between them, and the kernel that suits the
+device.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from svgen.attention.masks import ROUTES, Tables
+from svgen.attention.masks import ROUTES, Tables, dense_table, tables
 from svgen.attention.routing import ROWS, Routing, route, row_key, sample_rows
-from svgen.kernels import reference
+from svgen.config import SparsitySchedule
+from svgen.kernels import reference, splash, tuning
+from svgen.kernels.tables import TileSizes
 
 # (q [B, N, A, D], k, v of the same shape, layer []) -> (out [B, N, A, D], record)
 Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -23,7 +27,7 @@ Kernel = Callable[..., tuple[jax.Array, jax.Array]]
 
 
 class Record(NamedTuple):
-    """What `sparse` did in one layer; stacked, each array gains a leading axis of layers."""
+    """What was done in one layer; stacked, each array gains a leading axis of layers."""
 
     routes: jax.Array  # int32 [B, A], as in `masks.ROUTES`: how each head ran
     errors: jax.Array  # float32 [B, A, 2], of `routing.Routing`; zero where nothing was sampled
@@ -34,16 +38,39 @@ def _heads_first(x: jax.Array) -> jax.Array:
     return x.transpose(0, 2, 1, 3)
 
 
+def _all_dense(batch: int, heads: int) -> Record:
+    routing = Routing(
+        jnp.zeros((batch, heads), jnp.int32), jnp.zeros((batch, heads, 2), jnp.float32)
+    )
+    return Record(*routing, jnp.zeros((), bool))
+
+
 def dense(
     q: jax.Array,  # [B, N, A, D]
     k: jax.Array,
     v: jax.Array,
     layer: jax.Array,
-) -> tuple[jax.Array, tuple[()]]:
+) -> tuple[jax.Array, Record]:
     """Let every query look at every key."""
     del layer
     out = reference.attention(_heads_first(q), _heads_first(k), _heads_first(v))
-    return _heads_first(out), ()
+    return _heads_first(out), _all_dense(q.shape[0], q.shape[2])
+
+
+def dense_by(kernel: Kernel, tokens: int, sizes: TileSizes) -> Attend:
+    """Make an `Attend` that does what `dense` does with a kernel of its own."""
+    table = dense_table(1, tokens, sizes)
+
+    def attend(
+        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array
+    ) -> tuple[jax.Array, Record]:
+        del layer
+        record = _all_dense(q.shape[0], q.shape[2])
+        parts = (_heads_first(x) for x in (q, k, v))
+        out, _ = kernel(*parts, record.routes, (table,))
+        return _heads_first(out), record
+
+    return attend
 
 
 def to_text(
@@ -66,7 +93,7 @@ def to_text(
 
 
 def sparse(
-    tables: Tables,
+    route_tables: Tables,
     *,
     seed: jax.Array,  # uint32 []
     step: jax.Array,  # int32 []
@@ -82,7 +109,8 @@ def sparse(
     sampled and every head is dense. Elsewhere `rows` query rows decide (`routing.route`); a head
     whose error exceeds `budget` under both masks stays dense.
     """
-    frames, positions = tables.temporal.queries.outer, tables.temporal.queries.inner
+    tiling = route_tables.temporal.queries
+    frames, positions = tiling.outer, tiling.inner
     count = min(rows, frames * positions)
 
     def attend(
@@ -92,18 +120,72 @@ def sparse(
 
         def decide() -> Routing:
             key = row_key(seed, step, layer)
-            return route(q, k, v, sample_rows(key, frames, positions, count), tables, budget=budget)
+            drawn = sample_rows(key, frames, positions, count)
+            return route(q, k, v, drawn, route_tables, budget=budget)
 
         def stay_dense() -> Routing:
-            heads = q.shape[:2]
-            return Routing(jnp.zeros(heads, jnp.int32), jnp.zeros((*heads, 2), jnp.float32))
+            return Routing(*_all_dense(*q.shape[:2])[:2])
 
         sampled = (step >= dense_steps) & (layer >= dense_layers)
         routing = jax.lax.cond(sampled, decide, stay_dense)
-        out, _ = kernel(q, k, v, routing.routes, tables)
+        out, _ = kernel(q, k, v, routing.routes, route_tables)
         return _heads_first(out), Record(*routing, sampled)
 
     return attend
+
+
+class Setting(NamedTuple):
+    """How a run attends. Static, and hashed by content: it names a program."""
+
+    sparsity: SparsitySchedule | None = None  # None: densely
+    chip: str | None = None  # a key of `tuning.CHIPS`; None: not a TPU
+
+
+def make(
+    setting: Setting,
+    shape: tuple[int, int, int],  # F, H * W of the token grid, and D
+    *,
+    seed: jax.Array,  # uint32 []
+    step: jax.Array,  # int32 []
+) -> Attend:
+    """Make the `Attend` of one step: dense or sparse, with the TPU's kernel where there is one.
+
+    Raises ValueError for a schedule whose dense steps are a share, not counted.
+    """
+    frames, positions, head_dim = shape
+    kernel, sizes = _kernel(setting.chip, frames, positions, head_dim)
+    schedule = setting.sparsity
+    if schedule is None:
+        if kernel is reference.sparse_attention:
+            return dense
+        return dense_by(kernel, frames * positions, sizes)
+    if not isinstance(schedule.dense_steps, int):
+        raise ValueError(f"dense_steps {schedule.dense_steps} is not counted")
+    return sparse(
+        tables(frames, positions, schedule.band_share, sizes),
+        seed=seed,
+        step=step,
+        dense_steps=schedule.dense_steps,
+        dense_layers=schedule.dense_layers,
+        rows=schedule.rows,
+        budget=schedule.budget,
+        kernel=kernel,
+    )
+
+
+def chip_of(kind: str) -> str | None:
+    """Name the chip of a device, by the kind that JAX gives; None unless it is a known TPU."""
+    return tuning.DEVICE_KINDS.get(kind)
+
+
+def _kernel(
+    chip: str | None, frames: int, positions: int, head_dim: int
+) -> tuple[Kernel, TileSizes]:
+    """Choose a kernel and its tiles: that of TPUs for the head sizes that it takes."""
+    if chip is None or head_dim not in splash.HEAD_DIMS:
+        return reference.sparse_attention, reference.tile_sizes(frames, positions)
+    sizes, blocks = tuning.choose(chip, frames, positions)
+    return partial(splash.sparse_attention, blocks=blocks), sizes
 
 
 def count_calls(record: Record) -> jax.Array:

@@ -31,6 +31,7 @@ import numpy as np
 from svgen.kernels.tables import TileSizes, Tiling, VisitTable, visit_table
 
 WIDTH_STEP = 128  # the band's half width is a multiple of this
+STEPS_A_FRAME = 12  # at least, so that small frames have more than one width
 ROUTES = ("dense", "spatial", "temporal")
 DENSE, SPATIAL, TEMPORAL = range(3)  # as routes are stored
 MODES = ("rounded", "exact", "naive")
@@ -47,12 +48,14 @@ class Tables(NamedTuple):
 def band_width(frames: int, positions: int, share: float) -> int:
     """W: the band's half width for a band share s, 128 ceil(m P / 128) with m = F (1 - sqrt(1-s)).
 
-    The band alone then holds about s of all pairs. SVG's papers call s the sparsity.
+    The band alone then holds about s of all pairs. SVG's papers call s the sparsity. Where a frame
+    has fewer than 1,536 tokens, a twelfth of it takes the place of 128.
     """
     if not 0 < share <= 1:
         raise ValueError(f"band share {share} must lie above 0 and be at most 1")
     reach = frames * (1 - math.sqrt(1 - share)) * positions
-    return WIDTH_STEP * math.ceil(reach / WIDTH_STEP)
+    step = max(1, min(WIDTH_STEP, positions // STEPS_A_FRAME))
+    return step * math.ceil(reach / step)
 
 
 def spatial_pairs(frames: int, positions: int, width: int) -> int:

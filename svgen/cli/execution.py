@@ -98,18 +98,27 @@ def stages_of(console: Console) -> "Stage":
     return stage
 
 
-def denoise(console: Console, pipeline: "Pipeline", request: Request) -> np.ndarray:
-    """Embed and denoise one request; returns its latents on the host."""
+def denoise(
+    console: Console, pipeline: "Pipeline", request: Request
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Embed and denoise one request; returns its latents on the host, and how many calls of heads
+    ran by each route.
+    """
+    from svgen.attention.attend import count_calls
+    from svgen.attention.masks import ROUTES
+
     text = pipeline.embed(request)
     start, others = time.perf_counter(), sum(console.timings.values())
     with console.bar(request.steps, "denoise") as bar:
-        for state in pipeline.denoise(request, text):
-            latents = state.latents
+        calls = np.zeros(len(ROUTES), np.int64)
+        for step in pipeline.denoise(request, text):
+            latents = step.state.latents
+            calls += np.asarray(count_calls(step.record))
             bar.update()
     result = np.array(latents)
     others = sum(console.timings.values()) - others  # loading and compiling have their own
     console.timings["denoise"] = time.perf_counter() - start - others
-    return result
+    return result, dict(zip(ROUTES, calls.tolist(), strict=True))
 
 
 def _watched(console: Console, chunks: Iterator[np.ndarray], frames: int) -> Iterator[np.ndarray]:
@@ -161,11 +170,11 @@ def make_video(
     *,
     keep_latents: bool,
     **options: Any,
-) -> tuple[Written, Path]:
-    """Run one request from prompt to MP4. The latents are saved before decoding, and deleted when
-    the MP4 is whole.
+) -> tuple[Written, Path, dict[str, int]]:
+    """Run one request from prompt to MP4; also returns where its latents are kept, and its calls by
+    route. The latents are saved before decoding, and deleted when the MP4 is whole.
     """
-    latents = denoise(console, pipeline, request)
+    latents, calls = denoise(console, pipeline, request)
     kept = latents_path(target, request)
     save_latents(kept, latents, request)
     try:
@@ -181,4 +190,4 @@ def make_video(
     if not keep_latents:
         with suppress(OSError):
             kept.unlink()
-    return written, kept
+    return written, kept, calls

@@ -32,7 +32,7 @@ def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, A
     if not options["no_metadata"]:
         recipe = recipe_of(request, with_prompt=not options["no_prompt_metadata"])
     with target_of(console, run.output, to_stdout=run.to_stdout) as target:
-        written, latents = make_video(
+        written, latents, calls = make_video(
             console,
             pipeline,
             request,
@@ -41,7 +41,8 @@ def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, A
             recipe=recipe,
             overwrite=options["overwrite"],
         )
-    data = {**describe(run), "bytes": written.size_bytes, "timings": dict(console.timings)}
+    found = {"bytes": written.size_bytes, "calls": calls, "timings": dict(console.timings)}
+    data = {**describe(run), **found}
     return data | ({"latents": str(latents)} if options["keep_latents"] else {})
 
 

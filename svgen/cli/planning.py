@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from svgen.catalog import read_sampling
+from svgen.catalog import read_sampling, sampling_of
 from svgen.cli.device import Device, no_tpu, prepare_jax
 from svgen.cli.naming import output_path
 from svgen.cli.resolve import Resolved, read_prompt, recipe_model, resolve
@@ -96,7 +96,9 @@ def plan_run(
     pipeline = problems.get(lambda: open_pipeline(model, dtype, stage))
     machine.get(lambda: check_size(pipeline, model, platform, chosen))
     problems += [one for one in machine if not (options["dry_run"] and _is_machine(one))]
-    preset = problems.get(lambda: _preset(options, recipe))
+    sampling = problems.get(lambda: read_sampling(pipeline.folder)) if pipeline else None
+    size = (sampling or sampling_of(model)).size_px
+    preset = problems.get(lambda: _preset(options, recipe, size))
     prompt = problems.get(lambda: read_prompt(options["prompt"], sys.stdin), UNREAD)
     resolved = resolve(
         {**options, "prompt": prompt},
@@ -105,8 +107,9 @@ def plan_run(
         preset=preset,
         recipe=recipe,
         rules=pipeline.rules if pipeline else WAN21,
-        sampling=problems.get(lambda: read_sampling(pipeline.folder)) if pipeline else None,
+        sampling=sampling,
         origins=said,
+        parameters=pipeline.parameters if pipeline else None,
     )
     problems += resolved.problems
     sized = not resolved.problems
@@ -167,17 +170,15 @@ def read_request(source: str | None) -> dict[str, Any]:
     """The request inside a former video (`--from`), each field checked; nothing without one."""
     if source is None:
         return {}
-    from svgen.presets import SCHEDULES
     from svgen.recipe import read_recipe
     from svgen.resume import request_from_json
 
     values = read_recipe(Path(source))["request"]
     try:
         request = request_from_json({**values, "prompt": values.get("prompt", "")})
-        for name, known in (("dtype", DTYPES[1:]), ("schedule", SCHEDULES)):
-            if getattr(request, name) not in known:
-                shown = repr(getattr(request, name))[:SHOWN_LETTERS]
-                raise ValueError(f"{name} = {shown} is none of {', '.join(known)}")
+        if request.dtype not in DTYPES[1:]:
+            shown = repr(request.dtype)[:SHOWN_LETTERS]
+            raise ValueError(f"dtype = {shown} is none of {', '.join(DTYPES[1:])}")
     except ValueError as error:
         raise UsageError(
             "E_RECIPE",
@@ -231,12 +232,15 @@ def _dtype(options: Mapping[str, Any], recipe: Mapping[str, Any], platform: str)
     return recipe.get("dtype") or ("float32" if platform == "cpu" else "bfloat16")
 
 
-def _preset(options: Mapping[str, Any], recipe: Mapping[str, Any]) -> Preset | None:
+def _preset(
+    options: Mapping[str, Any], recipe: Mapping[str, Any], size_px: tuple[int, int]
+) -> Preset | None:
+    """The preset asked for; a bare schedule takes the size of the flag, the recipe or the model."""
     from svgen.presets import load_preset
 
     if not options["preset"]:
         return None
-    made = (recipe["width_px"], recipe["height_px"]) if "width_px" in recipe else None
+    made = (recipe["width_px"], recipe["height_px"]) if "width_px" in recipe else size_px
     return load_preset(options["preset"], options["res"] or made)
 
 

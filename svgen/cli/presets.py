@@ -1,6 +1,7 @@
 """`svgen presets`: list, show and check presets."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import click
 
 from svgen.cli.options import Group, with_console
 from svgen.cli.output import Console
-from svgen.config import Preset
+from svgen.config import Preset, SparsitySchedule
 from svgen.errors import UsageError, raise_all
 from svgen.presets import SCHEMA, list_presets, load_preset, read_preset
 
@@ -21,6 +22,8 @@ def _as_json(preset: Preset) -> dict[str, Any]:
         "width": preset.width_px,
         "height": preset.height_px,
         "schedule": preset.schedule,
+        "sparsity": _values(preset.sparsity),
+        "small_sparsity": _values(preset.small_sparsity),
         "frames": preset.frames,
         "steps": preset.steps,
         "shift": preset.shift,
@@ -43,7 +46,18 @@ def _as_toml(preset: Preset) -> list[str]:
     for key, value in values.items():
         text = f"{key} = {json.dumps(value, ensure_ascii=False)}"
         lines.append(f"# {key}: the model's default" if value is None else text)
+    for table, schedule in (
+        ("sparsity", preset.sparsity),
+        ("sparsity.small", preset.small_sparsity),
+    ):
+        given = {key: value for key, value in _values(schedule).items() if value is not None}
+        if given:
+            lines += ["", f"[{table}]", *(f"{key} = {value}" for key, value in given.items())]
     return lines
+
+
+def _values(schedule: SparsitySchedule | None) -> dict[str, Any]:
+    return asdict(schedule) if schedule else {}
 
 
 @click.group(cls=Group)
@@ -63,14 +77,20 @@ def command() -> None:
 def list_command(console: Console) -> None:
     """List the presets that come with svgen."""
     presets = list_presets()
-    lines = [f"{'name':<14}  {'size':<9}  {'steps':>5}  {'shift':>5}  schedule"]
-    for preset in presets:
-        size = f"{preset.width_px}x{preset.height_px}"
-        steps, shift = (
-            "model" if value is None else f"{value:g}" for value in (preset.steps, preset.shift)
-        )
-        lines.append(f"{preset.name:<14}  {size:<9}  {steps:>5}  {shift:>5}  {preset.schedule}")
+    names = ("name", "size", "band share", "dense steps", "dense layers")
+    rows = [names, *(_row(preset) for preset in presets)]
+    lines = [f"{a:<18}  {b:<9}  {c:>10}  {d:>11}  {e:>12}" for a, b, c, d, e in rows]
     console.result({"presets": [_as_json(preset) for preset in presets]}, lines)
+
+
+def _row(preset: Preset) -> tuple[str, ...]:
+    """What the list shows of a preset, for large models."""
+    size, schedule = f"{preset.width_px}x{preset.height_px}", preset.sparsity
+    if schedule is None:
+        return preset.name, size, "", "all", "all"
+    steps = schedule.dense_steps
+    count = f"first {steps:.0%}" if isinstance(steps, float) else f"first {steps}"
+    return preset.name, size, f"{schedule.band_share:.2f}", count, f"first {schedule.dense_layers}"
 
 
 @command.command("show")

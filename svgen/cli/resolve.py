@@ -13,7 +13,7 @@ from typing import Any
 
 from svgen.catalog import Sampling, entry_of, sampling_of
 from svgen.cli.settings import FLAG
-from svgen.config import Preset, Request
+from svgen.config import DENSE, SMALL_PARAMETERS, Preset, Request, SparsitySchedule
 from svgen.errors import FileError, SvgenError, UsageError
 from svgen.grid import MAX_SIDE_PX, WAN21, Rules, frames_problem, size_problem
 from svgen.hub.source import is_bundled
@@ -259,11 +259,12 @@ def resolve(
     rules: Rules = WAN21,
     sampling: Sampling | None = None,
     origins: Mapping[str, str] | None = None,
+    parameters: int | None = None,
 ) -> Resolved:
     """Build the request. `flags` holds what the user set (None or absent: not set), `origins` where
     (a flag, if it does not say), `recipe` a former request's fields.
 
-    `rules` and `sampling` are those of the model (None: by its name); its own check
+    `rules`, `sampling` and `parameters` are those of the model (None: by its name); its own check
     (`Pipeline.check`) follows once its configs are at hand.
     """
     recipe, said = recipe or {}, origins or {}
@@ -289,7 +290,8 @@ def resolve(
         width_px=width,
         height_px=height,
         preset=preset.name if preset else recipe.get("preset"),
-        schedule=preset.schedule if preset else recipe.get("schedule", "dense"),
+        schedule=preset.schedule if preset else recipe.get("schedule", DENSE),
+        sparsity=_sparsity(preset, recipe, model, parameters, values["steps"]),
         item=recipe.get("item", 0),
         dtype=dtype,
     )
@@ -297,9 +299,39 @@ def resolve(
         request=request,
         origin=origin,
         problems=tuple(problems),
-        notes=(note,) if note else (),
+        notes=tuple(text for text in (note, _unpaired(preset, request)) if text),
         warnings=_warnings(request, sampling),
     )
+
+
+def _sparsity(
+    preset: Preset | None,
+    recipe: Mapping[str, Any],
+    model: str,
+    parameters: int | None,
+    steps: int,
+) -> SparsitySchedule | None:
+    """The schedule of the preset that suits the model's size, with its dense steps counted; else
+    that of the recipe.
+    """
+    if preset is None:
+        return recipe.get("sparsity")
+    entry = entry_of(model.partition("@")[0])
+    parameters = parameters or (entry.parameters if entry else None)
+    is_small = parameters is not None and parameters < SMALL_PARAMETERS
+    chosen = preset.small_sparsity if is_small else preset.sparsity
+    return chosen.counted(steps) if chosen else None
+
+
+def _unpaired(preset: Preset | None, request: Request) -> str:
+    """Tell that a schedule was measured at another size than this one."""
+    if preset is None or preset.sparsity is None:
+        return ""
+    made = preset.made_px or (preset.width_px, preset.height_px)
+    size = (request.width_px, request.height_px)
+    if made in (size, size[::-1]):
+        return ""
+    return f"{preset.name} was made for {made[0]}x{made[1]}; this video has {size[0]}x{size[1]}"
 
 
 def _no_prompt(values: Mapping[str, Any]) -> list[SvgenError]:

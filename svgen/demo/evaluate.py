@@ -62,7 +62,10 @@ def videos(
         state = start_state(jnp.asarray(noise))
         guidance = jnp.float32(sampling.guidance)
         for _ in range(sampling.steps):
-            state, _ = programs.denoise_step(*parts["transformer"], state, text, rows, guidance)
+            step = programs.denoise_step(
+                *parts["transformer"], state, text, rows, guidance, np.uint32(first)
+            )
+            state = step.state
         for item in range(len(some)):
             chunks = programs.decode(*parts["vae"], state.latents[item : item + 1])
             yield np.concatenate([np.asarray(frames[0]) for frames, _ in chunks])

@@ -1,6 +1,7 @@
 """Trains the demo model in stages that can be stopped and taken up again; see `--help`."""
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from svgen.config import ModelSpecs
 from svgen.demo import scenes, train_flow, train_vae
@@ -25,9 +27,11 @@ TEST_SEED = 10**6  # no training stream starts here
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--folder", type=click.Path(path_type=Path), default="demo-training")
+@click.option("--devices", default=os.cpu_count(), help="Virtual devices that share the CPU.")
 @click.pass_context
-def main(context: click.Context, folder: Path) -> None:
+def main(context: click.Context, folder: Path, devices: int) -> None:
     """Train the demo model. Stages: vae, latents, flow, export. Each goes on from FOLDER."""
+    jax.config.update("jax_num_cpu_devices", devices)
     folder.mkdir(parents=True, exist_ok=True)
     context.obj = folder
 
@@ -94,16 +98,23 @@ def _trained_vae(folder: Path) -> Vae:
 def latents(folder: Path, clips: int, seed: int) -> None:
     """Encode the clips that the flow is trained on, and take the statistics of their latents."""
     vae = _trained_vae(folder)
-    encode = nnx.jit(lambda vae, x: vae.encode(x))
+    graph, weights = nnx.split(vae)
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    weights = jax.device_put(weights, NamedSharding(mesh, PartitionSpec()))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    encode = jax.jit(lambda weights, x: nnx.merge(graph, weights).encode(x / 127.5 - 1))
     rng = np.random.default_rng(seed)
     drawn = [scenes.sample(rng) for _ in range(clips)]
-    found, start = [], time.perf_counter()
-    for count, scene in enumerate(drawn, 1):
-        x = jnp.asarray(scenes.render(scene, frames=FRAMES, size_px=SIZE_PX)[None], jnp.float32)
-        found.append(np.asarray(encode(vae, x / 127.5 - 1))[0].astype(np.float16))
-        if count % 200 == 0:
+    found, start, batch = [], time.perf_counter(), jax.device_count()
+    for first in range(0, clips - clips % batch, batch):
+        some = drawn[first : first + batch]
+        x = np.stack([scenes.render(one, frames=FRAMES, size_px=SIZE_PX) for one in some])
+        z = encode(weights, jax.device_put(x.astype(np.float32), split))
+        found.append(np.asarray(z).astype(np.float16))
+        count = first + batch
+        if count % 200 < batch:
             click.echo(f"{count} clips, {(time.perf_counter() - start) / count:.3f} s a clip")
-    bank = np.stack(found)
+    bank = np.concatenate(found)
     sample = bank[:500].astype(np.float32)
     numbers = {
         "mean": sample.mean(axis=(0, 1, 2, 3)).tolist(),
@@ -135,7 +146,7 @@ def flow(folder: Path, steps: int, batch: int, rate: float, seed: int, every: in
     """Train the text encoder and the transformer."""
     write_tokenizer(folder / "tokenizer")
     networks, weights = train_flow.new_networks(TEXT, TRANSFORMER, seed)
-    transform = train_vae.optimizer(steps, rate)
+    transform = train_flow.optimizer(steps, rate)
     average = jax.tree.map(jnp.array, weights)
     state = train_flow.TrainState(weights, average, transform.init(weights))
     done, path = 0, folder / "flow.safetensors"
@@ -163,7 +174,7 @@ def export(folder: Path, target: Path) -> None:
     """Write the averaged weights as a checkpoint folder in diffusers' layout."""
     write_tokenizer(folder / "tokenizer")
     networks, weights = train_flow.new_networks(TEXT, TRANSFORMER, 0)
-    moments = train_vae.optimizer(100, 1e-3).init(weights)
+    moments = train_flow.optimizer(100, 1e-3).init(weights)
     state = train_flow.TrainState(weights, weights, moments)
     state, _ = load_tree(folder / "flow.safetensors", state)
     vae = _trained_vae(folder)

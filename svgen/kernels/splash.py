@@ -40,6 +40,7 @@ from svgen.kernels.gauge import HEADROOM, SAFETY, measure
 from svgen.kernels.tables import FIRST, LAST, MASKED, RAGGED, SINK, Tiling, VisitTable
 
 UNSEEN = -1e30  # a running maximum before the first score
+HEAD_DIMS = (64, 128, 192, 256)
 SUBLANES = 8
 PACKED = 16  # rows of a bfloat16 register tile
 
@@ -392,7 +393,7 @@ def run_heads(
 
 def _check(size: int, tables: tuple[VisitTable, ...]) -> None:
     """Refuse what the kernel cannot do."""
-    if size % 64 or not 0 < size <= 256:
+    if size not in HEAD_DIMS:
         raise ValueError(f"head size {size} must be 64, 128, 192 or 256")
     for table in tables:
         tilings = table.queries, table.keys, table.sink or table.keys

@@ -34,6 +34,15 @@ CHIPS = {
     "v6e": Chip(),
     "tpu7x": Chip(),
 }
+DEVICE_KINDS = {  # as `jax.Device.device_kind` has it
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "TPU7x": "tpu7x",
+}
 
 
 def _round_up(number: int, step: int) -> int:

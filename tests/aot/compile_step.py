@@ -49,6 +49,7 @@ def main(model: str, resolution: str, topology: str) -> None:
         text,
         programs.abstract_table(50),
         jax.ShapeDtypeStruct((), jnp.float32),
+        jax.ShapeDtypeStruct((), jnp.uint32),
     )
     arguments = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), arguments

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from svgen.cli.resolve import (
     recipe_model,
     resolve,
 )
-from svgen.config import Preset
+from svgen.config import DENSE, Preset, Request, SparsitySchedule
 from svgen.errors import UsageError
 from svgen.grid import Rules, size_problem
 from tests.videos import write
@@ -37,10 +38,12 @@ RECIPE = {
     "seed": 12,
     "item": 4,
     "preset": "480p-dense",
-    "schedule": "dense",
+    "schedule": "mine",
+    "sparsity": SparsitySchedule(band_share=0.3, dense_steps=2),
     "dtype": "bfloat16",
     "truncate": True,
 }
+STORED = {**RECIPE, "sparsity": asdict(RECIPE["sparsity"])}  # as an MP4 has it
 
 
 def resolved(model="wan2.1-1.3b", **options):
@@ -62,8 +65,53 @@ def test_model_gives_what_nobody_else_says():
 def test_recipe_wins_over_the_model_and_repeats_every_field():
     found = resolve({}, model="wan2.1-1.3b", dtype="bfloat16", recipe=RECIPE)
     revision = CATALOG["wan2.1-1.3b"].revision
-    assert found.request.as_json() == {**RECIPE, "revision": revision}
+    assert found.request == Request(**{**RECIPE, "revision": revision})
     assert set(found.origin.values()) == {"recipe"}
+
+
+SPARSE = replace(
+    PRESET,
+    schedule="mine",
+    sparsity=SparsitySchedule(band_share=0.2, dense_steps=0.3),
+    small_sparsity=SparsitySchedule(band_share=0.4, dense_steps=4),
+)
+
+
+def test_share_of_dense_steps_becomes_a_count_rounded_up():
+    for steps, count in ((30, 9), (31, 10), (1, 1)):
+        found = resolved(model="wan2.1-14b", preset=SPARSE, flags={"steps": steps}).request
+        assert found.sparsity == SparsitySchedule(band_share=0.2, dense_steps=count)
+        assert found.schedule == "mine"
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "share"),
+    [
+        ("wan2.1-14b", None, 0.2),
+        ("wan2.1-1.3b", None, 0.4),
+        ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers@main", None, 0.4),
+        ("./folder", 10**7, 0.4),
+        ("./folder", 5 * 10**9, 0.2),
+        ("someone/unknown", None, 0.2),
+    ],
+)
+def test_small_models_take_their_own_schedule(model, parameters, share):
+    found = resolved(model=model, preset=SPARSE, parameters=parameters).request
+    assert found.sparsity.band_share == share
+
+
+def test_dense_preset_wins_over_a_sparse_recipe():
+    found = resolved(recipe=RECIPE, preset=PRESET).request
+    assert (found.schedule, found.sparsity) == (DENSE, None)
+
+
+def test_schedule_at_another_size_than_its_own_is_told():
+    assert resolved(preset=SPARSE).notes == ()
+    (note,) = resolved(preset=SPARSE, flags={"res": (832, 480)}).notes
+    assert note == "mine was made for 640x384; this video has 832x480"
+    moved = replace(SPARSE, width_px=832, height_px=480, made_px=(640, 384))
+    assert resolved(preset=moved).notes == (note,)
+    assert resolved(preset=PRESET, flags={"res": (832, 480)}).notes == ()
 
 
 def test_preset_wins_over_the_recipe_and_flags_win_over_both():
@@ -177,24 +225,31 @@ def test_recipe_may_not_name_a_folder_that_looks_like_a_repository(tmp_path, mon
         ("model", {}),
         ("truncate", 1),
         ("dtype", "float16"),
-        ("schedule", "tomorrow"),
+        ("schedule", "dense"),
+        ("sparsity", None),
+        ("sparsity", 0.3),
+        ("sparsity", {"band_share": 0.3, "sparsity": 1}),
+        ("sparsity", {"band_share": 7.0}),
+        ("sparsity", {"dense_steps": 2}),
+        ("sparsity", {"band_share": 0.5, "dense_steps": True}),
         ("preset", 7),
         ("stepz", 7),
     ],
 )
 def test_bad_field_of_a_recipe_is_named(tmp_path, field, value):
     path = tmp_path / "x.mp4"
-    write(path, recipe={"svgen": "0.1.0", "request": {**RECIPE, field: value}})
+    write(path, recipe={"svgen": "0.1.0", "request": {**STORED, field: value}})
     with pytest.raises(UsageError) as caught:
         read_request(str(path))
     assert caught.value.code == "E_RECIPE"
-    assert field in caught.value.message
+    names = (field, "band_share", "dense_steps") if field == "sparsity" else (field,)
+    assert any(name in caught.value.message for name in names)
     assert len(caught.value.message) < 400
 
 
 @pytest.mark.parametrize("field", ["width_px", "steps", "model", "seed"])
 def test_missing_field_of_a_recipe_is_named(tmp_path, field):
-    values = {name: value for name, value in RECIPE.items() if name != field}
+    values = {name: value for name, value in STORED.items() if name != field}
     write(tmp_path / "x.mp4", recipe={"svgen": "0.1.0", "request": values})
     with pytest.raises(UsageError) as caught:
         read_request(str(tmp_path / "x.mp4"))
@@ -202,10 +257,10 @@ def test_missing_field_of_a_recipe_is_named(tmp_path, field):
 
 
 def test_recipe_without_a_prompt_takes_one_from_the_command_line(tmp_path):
-    values = {name: one for name, one in RECIPE.items() if name not in ("prompt", "negative")}
+    values = {name: one for name, one in STORED.items() if name not in ("prompt", "negative")}
     write(tmp_path / "x.mp4", recipe={"svgen": "0.1.0", "request": values})
     recipe = read_request(str(tmp_path / "x.mp4"))
-    assert recipe == values
+    assert recipe == {name: RECIPE[name] for name in values}
     assert resolved(recipe=recipe).problems == ()
     found = resolved(recipe=recipe, flags={"prompt": None}).problems
     assert [one.code for one in found] == ["E_PROMPT_EMPTY"]

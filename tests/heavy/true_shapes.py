@@ -135,8 +135,10 @@ def step(graph, weights):
     state = start_state(jnp.asarray(draw_noise(grid, 16, seed=0)))
     text = np.random.default_rng(1).normal(size=(2, 64, 4096)).astype(np.float32)
     rows = programs.StepTable.of(solver_table(50, 8.0))
-    made, _ = programs.denoise_step(graph, weights, state, jnp.asarray(text), rows, jnp.float32(6))
-    return made.latents
+    step = programs.denoise_step(
+        graph, weights, state, jnp.asarray(text), rows, jnp.float32(6), jnp.uint32(0)
+    )
+    return step.state.latents
 
 
 def encode(graph, weights):

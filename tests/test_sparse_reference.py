@@ -1,9 +1,6 @@
 """Sparse attention in jax.numpy against a masked softmax in float64."""
 
 import math
-import time
-from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -264,32 +261,3 @@ def test_memory_does_not_grow_with_all_pairs():
     compiled = run.lower(shape, shape, shape, routes, chosen).compile()
     held = 5 * math.prod(shape.shape) * 4  # scaled q, the output, and what the loops carry
     assert compiled.memory_analysis().temp_size_in_bytes < held + tokens**2
-
-
-def _seconds(calls: list[Callable[[], object]]) -> list[float]:
-    """Time on all cores, the least of seven runs of each, in turns: the clock on the wall would
-    also measure what else the machine does.
-    """
-    times = []
-    for _ in range(8):  # the first one compiles
-        times.append([])
-        for call in calls:
-            begin = time.process_time()
-            jax.block_until_ready(call())
-            times[-1].append(time.process_time() - begin)
-    return [min(column) for column in zip(*times[1:], strict=True)]
-
-
-def test_time_follows_the_visited_pairs():
-    """9,216 tokens: per visited pair at most 1.5 times as slow as attention to everything."""
-    frames, positions = 9, 1024
-    chosen = tables(frames, positions, 0.25, tile_sizes(frames, positions))
-    q, k, v = draw(10, 1, 1, frames * positions, 64)
-    calls = [partial(jax.jit(attention), q, k, v)]
-    for route in (SPATIAL, TEMPORAL):
-        calls.append(partial(run, q, k, v, jnp.full((1, 1), route, jnp.int32), chosen))
-    everything, *sparse = _seconds(calls)
-    for route, taken in zip((SPATIAL, TEMPORAL), sparse, strict=True):
-        visited = chosen[route].visited_pairs / (frames * positions) ** 2
-        assert visited < 0.36
-        assert taken / everything <= 1.5 * visited

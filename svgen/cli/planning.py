@@ -341,6 +341,15 @@ def describe(run: Run) -> dict[str, Any]:
     }
 
 
+def _schedule_text(name: str, sparsity: Mapping[str, Any] | None) -> str:
+    """A schedule in words."""
+    if sparsity is None:
+        return name
+    steps, layers = sparsity["dense_steps"], sparsity["dense_layers"]
+    text = f"{name}: band share {sparsity['band_share']:g}, dense in {steps} steps"
+    return f"{text} and {layers} layers"
+
+
 def plan_lines(data: Mapping[str, Any]) -> list[str]:
     """The effective values of `describe`, and where each came from."""
     request, origin = data["request"], data["origin"]
@@ -349,8 +358,11 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
         "size": f"{data['width_px']}x{data['height_px']}",
         **{name: f"{request[name]:g}" for name in ("frames", "fps", "steps", "guidance", "shift")},
         "seed": request["seed"],
-        **{name: request[name] for name in ("preset", "dtype", "prompt", "negative")},
+        "preset": request["preset"],
+        "schedule": _schedule_text(request["schedule"], request["sparsity"]),
+        **{name: request[name] for name in ("dtype", "prompt", "negative")},
     }
+    origin = {"schedule": origin.get("preset", "default"), **origin}
     lines = [f"{'tokens':<10}{data['tokens']}"]
     for name, value in shown.items():
         text = " ".join(str(value).split()) if value not in (None, "") else "none"

@@ -30,7 +30,10 @@ TEST_SEED = 10**6  # no training stream starts here
 @click.option("--devices", default=os.cpu_count(), help="Virtual devices that share the CPU.")
 @click.pass_context
 def main(context: click.Context, folder: Path, devices: int) -> None:
-    """Train the demo model. Stages: vae, latents, flow, export. Each goes on from FOLDER."""
+    """Train the demo model. Stages: vae, latents, flow, export. Each goes on from FOLDER.
+
+    `plot` draws the losses so far; `export` at any time, then `svgen.demo.evaluate`, show samples.
+    """
     jax.config.update("jax_num_cpu_devices", devices)
     folder.mkdir(parents=True, exist_ok=True)
     context.obj = folder
@@ -69,6 +72,7 @@ def vae(folder: Path, steps: int, batch: int, rate: float, seed: int, every: int
         losses.append(float(value))
         if (step + 1) % every == 0 or step + 1 == steps:
             save_tree(path, (weights, moments), steps=step + 1)
+            _keep_losses(folder / "vae.csv", step + 1, losses[-every:])
             seconds = (time.perf_counter() - start) / len(losses)
             text = f"step {step + 1}: loss {np.mean(losses[-every:]):.4f}, {seconds:.2f} s a step"
             if (step + 1) % (5 * every) == 0:
@@ -162,9 +166,32 @@ def flow(folder: Path, steps: int, batch: int, rate: float, seed: int, every: in
         losses.append(float(value))
         if (step + 1) % every == 0 or step + 1 == steps:
             save_tree(path, state, steps=step + 1)
+            _keep_losses(folder / "flow.csv", step + 1, losses[-every:])
             seconds = (time.perf_counter() - start) / len(losses)
             mean = np.mean(losses[-every:])
             click.echo(f"step {step + 1}: loss {mean:.4f}, {seconds:.2f} s a step")
+
+
+def _keep_losses(path: Path, step: int, losses: list[float]) -> None:
+    """Append a step and the mean loss since the last one."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{step},{np.mean(losses):.5f}\n")
+
+
+@main.command()
+@click.pass_obj
+def plot(folder: Path) -> None:
+    """Draw the losses of all stages as FOLDER/losses.png."""
+    from matplotlib.figure import Figure
+
+    stages = [path for path in (folder / "vae.csv", folder / "flow.csv") if path.exists()]
+    figure = Figure(figsize=(5 * len(stages), 4), layout="constrained")
+    for axes, path in zip(figure.subplots(1, len(stages), squeeze=False)[0], stages, strict=True):
+        step, loss = np.loadtxt(path, delimiter=",", ndmin=2).T
+        axes.plot(step, loss)
+        axes.set(title=path.stem, xlabel="step", ylabel="mean loss", yscale="log")
+    figure.savefig(folder / "losses.png")
+    click.echo(folder / "losses.png")
 
 
 @main.command()

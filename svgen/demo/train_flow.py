@@ -6,6 +6,7 @@ float32 and cast to bfloat16 for each step; the running average of the weights i
 Batches are split over all devices: two virtual ones use two cores better than one does.
 """
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -142,14 +143,16 @@ def loss(networks: Networks, weights: Any, batch: Batch, key: jax.Array) -> jax.
 def _loss_and_gradient(
     networks: Networks, weights: Any, batch: Batch, key: jax.Array
 ) -> tuple[jax.Array, Any]:
-    """Mean loss and gradient of a batch split evenly over all devices."""
+    """Mean loss and gradient of a batch split evenly over as many devices as divide it."""
 
     def part(weights: Any, batch: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
         key = jax.random.fold_in(key, jax.lax.axis_index("data"))
         found = jax.value_and_grad(partial(loss, networks))(weights, batch, key)
         return jax.lax.pmean(found, "data")
 
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    count = math.gcd(len(batch.latents), jax.device_count())
+    devices = jax.devices()[:count]
+    mesh = jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=devices)
     everywhere, split = PartitionSpec(), PartitionSpec("data")
     return jax.shard_map(
         part,

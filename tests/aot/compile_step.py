@@ -1,6 +1,6 @@
 """Compiles one denoising step for a TPU that is not there, with libtpu; prints its memory as JSON.
 
-    python tests/aot/compile_step.py wan2.1-1.3b 480p v6e:2x2x1
+    python tests/aot/compile_step.py wan2.1-1.3b 480p v6e:2x2x1 [aggressive]
 
 The whole step (both guidance branches, one chip, bfloat16 weights), from shapes alone. Environment
 first: libtpu reads it.
@@ -29,12 +29,17 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from svgen import programs
+from svgen.attention.attend import Setting
 from svgen.grid import RESOLUTIONS, WAN21, grid_of
+from svgen.presets import load_preset
 from tests.shapes import SPECS, TEXT_ROWS
 
 
-def main(model: str, resolution: str, topology: str) -> None:
+def main(model: str, resolution: str, topology: str, schedule: str = "dense") -> None:
     """Compile and print."""
+    preset = load_preset(f"{resolution}-{schedule}")
+    chosen = preset.small_sparsity if "1.3b" in model else preset.sparsity
+    setting = Setting(chosen.counted(50) if chosen else None, topology.partition(":")[0])
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     mesh = Mesh(np.array(devices[:1]), ("chip",))
     placed = NamedSharding(mesh, PartitionSpec())
@@ -56,12 +61,14 @@ def main(model: str, resolution: str, topology: str) -> None:
     )
     start = time.perf_counter()
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        compiled = programs.denoise_step.lower(graph, *arguments).compile()
+        compiled = programs.denoise_step.lower(graph, *arguments, setting=setting).compile()
     memory = compiled.memory_analysis()
     found = {
         "model": model,
         "resolution": resolution,
         "topology": topology,
+        "schedule": schedule,
+        "kernels": compiled.as_text().count('custom_call_target="tpu_custom_call"'),
         "jax": jax.__version__,
         "compile_s": round(time.perf_counter() - start, 1),
         "arguments_gib": memory.argument_size_in_bytes / 2**30,

@@ -155,6 +155,55 @@ def test_recipe_repeats_bit_for_bit_to_stdout_and_quietly(made, env, tmp_path):
     assert left == []
 
 
+SPARSE = """
+schema = 1
+width = 32
+height = 32
+schedule = "mine"
+[sparsity]
+band_share = 0.3
+dense_steps = 0.5
+dense_layers = 1
+"""
+
+
+def test_sparse_schedule_reaches_the_heads_and_the_recipe(env, tmp_path):
+    preset = tmp_path / "mine.toml"
+    preset.write_text(SPARSE)
+    flags = ("--model", TINY, "--frames", "5", "--steps", "2", "--seed", "3", "--json")
+    runs = {}
+    for name, more in (("sparse", ("--preset", str(preset))), ("dense", ("--res", "32x32"))):
+        runs[name] = tmp_path / f"{name}.mp4"
+        done = run_svgen(
+            "generate", PROMPT, *flags, *more, "-o", str(runs[name]), env=env, cwd=ROOT
+        )
+        assert done.returncode == 0, done.stderr
+        runs[f"{name} calls"] = json_of(done)["data"]["calls"]
+    assert runs["dense calls"] == {"dense": 48, "spatial": 0, "temporal": 0}
+    sparse = runs["sparse calls"]  # 2 steps x 2 branches x 3 layers x 4 heads; 1 x 2 x 2 x 4 sparse
+    assert sparse["dense"] == 32
+    assert sparse["spatial"] + sparse["temporal"] == 16
+    request = read_recipe(runs["sparse"])["request"]
+    assert (request["schedule"], request["preset"]) == ("mine", "mine")
+    assert request["sparsity"] == {
+        "band_share": 0.3,
+        "dense_steps": 1,
+        "dense_layers": 1,
+        "rows": 64,
+        "budget": None,
+    }
+    again = tmp_path / "again.mp4"
+    source = ("--from", str(runs["sparse"]), "--model", TINY)
+    run_svgen("generate", *source, "-o", str(again), env=env, cwd=ROOT)
+    frames = {
+        name: decoded(path)
+        for name, path in (("again", again), *runs.items())
+        if "calls" not in name
+    }
+    assert np.array_equal(frames["again"], frames["sparse"])
+    assert not np.array_equal(frames["sparse"], frames["dense"])
+
+
 def test_flags_override_a_recipe_and_another_seed_is_another_video(made, env, tmp_path):
     _, body, path = made
     output = tmp_path / "other.mp4"

@@ -47,7 +47,7 @@ def test_attention_has_the_gradient_of_dense_attention():
 
 def test_flow_learns_one_batch(tmp_path):
     networks, weights = train_flow.new_networks(SMALL_TEXT, SMALL, 0)
-    transform = train_vae.optimizer(40, 1e-2)
+    transform = train_flow.optimizer(40, 1e-2)
     average = jax.tree.map(jnp.array, weights)
     state = train_flow.TrainState(weights, average, transform.init(weights))
     rng = np.random.default_rng(1)

@@ -18,14 +18,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from svgen.attention.attend import Record, Setting, make
-from svgen.config import ModelSpecs
+from svgen.config import ModelSpecs, TransformerSpec
 from svgen.grid import Grid
 from svgen.models.text_encoder import TextEncoder
-from svgen.models.transformer import Transformer
+from svgen.models.transformer import ONE_CHIP, Layout, Transformer
 from svgen.models.vae import Vae, denormalize_latents
 from svgen.scheduler import DenoiseState, SolverTable, update
+from svgen.sharding import (
+    CFG,
+    SEQ,
+    STACKED,
+    Spread,
+    gather_outer,
+    weight_axes,
+    weight_specs,
+)
 
 Weights = nnx.State
 Graph = nnx.GraphDef
@@ -88,7 +99,7 @@ class Step(NamedTuple):
     record: Record  # of the attention, stacked over layers: how each head ran
 
 
-@partial(jax.jit, static_argnames=("graph", "setting"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("graph", "setting", "mesh"), donate_argnames=("state",))
 def denoise_step(
     graph: Graph,
     weights: Weights,
@@ -99,32 +110,84 @@ def denoise_step(
     seed: jax.Array,  # uint32 [], draws the rows that route heads
     *,
     setting: Setting = DENSE,
+    mesh: Mesh | None = None,
 ) -> Step:
-    """Take the step that `state` is at.
+    """Take the step that `state` is at, on one chip or on all of a mesh (`sharding`).
 
     With guidance g the velocity is u + g (c - u), of the conditional branch c and the unconditional
     u, which run as one batch (classifier-free guidance, arXiv 2207.12598).
     """
-    items = state.latents.shape[0]
+    inputs = StepInputs(state, text, table, guidance, seed)
+    if mesh is None:
+        return _step((graph, setting), weights, inputs)
+    return _step_on(mesh, (graph, setting), weights, inputs)
+
+
+class StepInputs(NamedTuple):
+    """What `denoise_step` takes besides the weights."""
+
+    state: DenoiseState
+    text: jax.Array
+    table: StepTable
+    guidance: jax.Array
+    seed: jax.Array
+
+
+def _step(
+    static: tuple[Graph, Setting], weights: Weights, inputs: StepInputs, layout: Layout = ONE_CHIP
+) -> Step:
+    """Take a step with the branches, tokens and weights that `layout` puts on this chip."""
+    (graph, setting), (state, text, table, guidance, seed) = static, inputs
+    items, row = state.latents.shape[0], state.step
     branches = text.shape[0] // items
-    time = jnp.broadcast_to(table.times[state.step], (branches * items,))
+    time = jnp.broadcast_to(table.times[row], (branches * items,))
     latents = jnp.concatenate([state.latents] * branches)
     model = nnx.merge(graph, weights)
-    attend = make(setting, _token_shape(model, latents.shape), seed=seed, step=state.step)
-    velocity, record = model(latents, time, text, attend)
-    if branches == 2:
+    attend = make(setting, _token_shape(model.spec, latents), seed=seed, step=row)
+    velocity, record = model(latents, time, text, attend, layout)
+    velocity = layout.join_branches(velocity)
+    if velocity.shape[0] == 2 * items:
         wanted, unwanted = jnp.split(velocity, 2)
         velocity = unwanted + guidance * (wanted - unwanted)
-    row = state.step
     state = update(state, velocity, table.sigmas[row], table.correct[row], table.predict[row])
     return Step(state, jnp.isfinite(state.latents).all(), record)
 
 
-def _token_shape(model: Transformer, latents: tuple[int, ...]) -> tuple[int, int, int]:
+def _step_on(
+    mesh: Mesh, static: tuple[Graph, Setting], weights: Weights, inputs: StepInputs
+) -> Step:
+    """The same on every chip of a mesh: branches over `cfg`, tokens and heads over `seq`."""
+    axes = weight_axes(weights, mesh.size)
+    spec = nnx.merge(static[0], weights).spec
+    frames, positions, _ = _token_shape(spec, inputs.state.latents)
+    layout = Spread(
+        tokens=frames * positions,
+        cfg=mesh.shape[CFG],
+        seq=mesh.shape[SEQ],
+        layer_axes=axes[STACKED],
+    )
+
+    def part(weights: Weights, inputs: StepInputs) -> Step:
+        return _step(static, gather_outer(weights, axes), inputs, layout)
+
+    everywhere, heads = P(), P(None, CFG, SEQ)
+    return jax.shard_map(
+        part,
+        mesh=mesh,
+        in_specs=(
+            weight_specs(axes),
+            StepInputs(everywhere, P(CFG), everywhere, everywhere, everywhere),
+        ),
+        out_specs=Step(everywhere, everywhere, Record(heads, heads, everywhere)),
+        check_vma=False,
+    )(weights, inputs)
+
+
+def _token_shape(spec: TransformerSpec, latents: jax.Array) -> tuple[int, int, int]:
     """Frames of the token grid, positions of a frame, and the size of a head."""
-    sides = zip(latents[1:4], model.spec.patch, strict=True)
+    sides = zip(latents.shape[1:4], spec.patch, strict=True)
     frames, rows, columns = (side // patch for side, patch in sides)
-    return frames, rows * columns, model.spec.head_dim
+    return frames, rows * columns, spec.head_dim
 
 
 def _to_uint8(frames: jax.Array) -> tuple[jax.Array, jax.Array]:

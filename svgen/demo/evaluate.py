@@ -7,16 +7,20 @@ pull of the prompt away: both must score badly, or the measurement proves nothin
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from svgen import programs
+from svgen.attention.attend import Setting
+from svgen.attention.mass import measuring
 from svgen.catalog import UNKNOWN, Sampling, read_sampling
 from svgen.checkpoint import load_module
-from svgen.config import ModelSpecs
+from svgen.config import ModelSpecs, Request
 from svgen.demo import captions, scenes
 from svgen.demo.measure import measure
 from svgen.grid import Rules, grid_of
@@ -41,7 +45,12 @@ def load(folder: Path, specs: ModelSpecs) -> dict[str, tuple[nnx.GraphDef, nnx.S
 
 
 def videos(
-    folder: Path, prompts: list[str], sampling: Sampling, *, batch: int
+    folder: Path,
+    prompts: list[str],
+    sampling: Sampling,
+    *,
+    batch: int,
+    setting: Setting = programs.DENSE,
 ) -> Iterator[np.ndarray]:
     """Make one video per prompt, uint8 [T, h, w, 3]; the prompt's number is its seed."""
     pipeline = Pipeline(folder)
@@ -62,13 +71,45 @@ def videos(
         state = start_state(jnp.asarray(noise))
         guidance = jnp.float32(sampling.guidance)
         for _ in range(sampling.steps):
-            step = programs.denoise_step(
-                *parts["transformer"], state, text, rows, guidance, np.uint32(first)
-            )
-            state = step.state
+            fixed = (text, rows, guidance, jnp.uint32(first))
+            state = programs.denoise_step(
+                *parts["transformer"], state, *fixed, setting=setting
+            ).state
         for item in range(len(some)):
             chunks = programs.decode(*parts["vae"], state.latents[item : item + 1])
             yield np.concatenate([np.asarray(frames[0]) for frames, _ in chunks])
+
+
+def head_masses(folder: Path, prompt: str, sampling: Sampling) -> np.ndarray:
+    """Where each head looks while one video is made: `attention.mass.head_mass`, float32
+    [layers, A, 2], the mean over steps and branches.
+    """
+    pipeline = Pipeline(folder)
+    values = {name: getattr(sampling, name) for name in ("steps", "guidance", "shift", "frames")}
+    width, height = sampling.size_px
+    request = Request(
+        prompt=prompt, model=str(folder), width_px=width, height_px=height, fps=16, seed=0, **values
+    )
+    text, table = pipeline.embed(request), solver_table(sampling.steps, sampling.shift)
+    graph, weights = load(folder, pipeline.specs)["transformer"]
+    grid = pipeline.grid(request)
+
+    @jax.jit
+    def measured(weights: nnx.State, latents: jax.Array, time: jax.Array, step: jax.Array) -> Any:
+        attend = measuring(
+            grid.latent_frames, grid.tokens // grid.latent_frames, seed=jnp.uint32(0), step=step
+        )
+        branches = len(text)
+        model, times = nnx.merge(graph, weights), jnp.broadcast_to(time, (branches,))
+        return model(jnp.concatenate([latents] * branches), times, text, attend)[1]
+
+    found, latents = [], pipeline.start(request).latents
+    for step in pipeline.denoise(request, text):
+        index = int(step.state.step) - 1
+        time = jnp.float32(table.times[index])
+        found.append(np.asarray(measured(weights, latents, time, jnp.int32(index))))
+        latents = jnp.array(step.state.latents)
+    return np.mean(found, axis=(0, 2))
 
 
 def score(asked: list[scenes.Scene], made: list[np.ndarray]) -> dict[str, float]:
@@ -95,6 +136,14 @@ def contact_sheet(made: list[np.ndarray], path: Path, *, moments: int = 5) -> No
     image.imsave(path, np.concatenate(rows))
 
 
+def _say_masses(masses: np.ndarray) -> None:
+    """Print a row per layer: of each head, the share inside the frame and along the position."""
+    click.echo("share of attention inside the query's frame / along its position, per head")
+    for layer, heads in enumerate(masses):
+        shares = "  ".join(f"{frame:6.1%} /{position:6.1%}" for frame, position in heads)
+        click.echo(f"layer {layer}  {shares}")
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("folder", type=click.Path(path_type=Path, exists=True))
 @click.option("--prompts", default=48, show_default=True)
@@ -104,18 +153,20 @@ def contact_sheet(made: list[np.ndarray], path: Path, *, moments: int = 5) -> No
 @click.option("--shuffle", is_flag=True, help="Give every video another's prompt.")
 @click.option("--seen", is_flag=True, help="Combinations and phrasings of the training.")
 @click.option("--batch", default=8, show_default=True)
+@click.option("--heads", is_flag=True, help="Show where each head looks, instead.")
 @click.option("--sheet", type=click.Path(path_type=Path), help="Write a picture of the first 8.")
-def main(
-    folder: Path, prompts: int, shuffle: bool, seen: bool, batch: int, **options: object
-) -> None:
+def main(folder: Path, prompts: int, shuffle: bool, seen: bool, batch: int, **options: Any) -> None:
     """Print which share of the videos shows what was asked for."""
     rng = np.random.default_rng(SEED)
     asked = [scenes.sample(rng, held_out=not seen) for _ in range(prompts)]
     texts = [captions.caption(scene, rng, held_out=not seen) for scene in asked]
-    sheet = options.pop("sheet")
+    sheet, heads = options.pop("sheet"), options.pop("heads")
     chosen = {name: value for name, value in options.items() if value is not None}
     values = {name: getattr(read_sampling(folder) or UNKNOWN, name) for name in Sampling.__slots__}
     sampling = Sampling(**(values | chosen))
+    if heads:
+        _say_masses(head_masses(folder, texts[0], sampling))
+        return
     given = texts[1:] + texts[:1] if shuffle else texts
     made = list(videos(folder, given, sampling, batch=batch))
     if sheet:

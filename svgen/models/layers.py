@@ -84,10 +84,12 @@ def scan_layers(
     layers: nnx.Module,
     step: Callable[[nnx.Module, jax.Array, jax.Array], tuple[jax.Array, object]],
     x: jax.Array,
+    gather: Callable[[object], object] = lambda weights: weights,
 ) -> tuple[jax.Array, object]:
     """Run x through stacked layers in one scan: `step(layer, x, index) -> (x, record)`.
 
-    Records come back stacked. The barrier keeps XLA on a CPU from converting the whole stack of
+    `gather` brings the weights of one layer together that lie on several chips. Records come back
+    stacked. The barrier keeps XLA on a CPU from converting the whole stack of
     bfloat16 weights to float32 ahead of the loop (jax 0.10: three times the memory). Training keeps
     each layer's input and computes the layer again; a forward pass alone is not changed by that.
     """
@@ -100,6 +102,6 @@ def scan_layers(
         leaves = jax.tree.map(
             lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, 0, False), held
         )
-        return step(nnx.merge(graph, leaves), carry, index)
+        return step(nnx.merge(graph, gather(leaves)), carry, index)
 
     return jax.lax.scan(body, x, jnp.arange(count))

@@ -9,6 +9,7 @@ tested.
 """
 
 import math
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,52 @@ from svgen.models.layers import (
     stack_layers,
     time_features,
 )
+
+
+class Layout(Protocol):
+    """How tokens and weights lie on chips (`sharding.Spread`); n tokens of N lie on this one."""
+
+    def take(self, x: jax.Array, axis: int) -> jax.Array:
+        """This chip's n of N tokens, along an axis."""
+
+    def join(self, x: jax.Array) -> jax.Array:
+        """All N tokens of x [B, n, ...]."""
+
+    def join_branches(self, x: jax.Array) -> jax.Array:
+        """All branches of x [B, ...]."""
+
+    def attend(self, inner: attention.Attend) -> attention.Attend:
+        """What lets `inner` see all tokens."""
+
+    def gather(self, weights: object) -> object:
+        """The whole weights of one layer."""
+
+
+class OneChip:
+    """Everything lies on one chip."""
+
+    def take(self, x: jax.Array, axis: int) -> jax.Array:
+        """All tokens."""
+        return x
+
+    def join(self, x: jax.Array) -> jax.Array:
+        """All tokens."""
+        return x
+
+    def join_branches(self, x: jax.Array) -> jax.Array:
+        """All branches."""
+        return x
+
+    def attend(self, inner: attention.Attend) -> attention.Attend:
+        """It sees all tokens already."""
+        return inner
+
+    def gather(self, weights: object) -> object:
+        """They are whole."""
+        return weights
+
+
+ONE_CHIP = OneChip()
 
 
 def _linear(inputs: int, outputs: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
@@ -148,21 +195,24 @@ class Transformer(nnx.Module):
         six = self.time_modulation(jax.nn.silu(embedded).astype(self.dtype))
         return embedded, six.astype(jnp.float32).reshape(-1, 6, self.spec.width)
 
-    def _to_tokens(self, latents: jax.Array) -> jax.Array:
-        """Cut latents [B, F, H, W, Z] into patches and project them to tokens [B, N, C]."""
+    def _to_tokens(self, latents: jax.Array, layout: Layout) -> jax.Array:
+        """Cut latents [B, F, H, W, Z] into patches and project them to tokens [B, n, C]."""
         batch, frames, rows, columns, channels = latents.shape
         t, h, w = self.spec.patch
         cut = latents.reshape(batch, frames // t, t, rows // h, h, columns // w, w, channels)
         patches = cut.transpose(0, 1, 3, 5, 2, 4, 6, 7)
         size = t * h * w * channels
-        return self.patch_in(patches.reshape(batch, -1, size).astype(self.dtype))
+        held = layout.take(patches.reshape(batch, -1, size), 1)
+        return self.patch_in(held.astype(self.dtype))
 
-    def _to_latents(self, x: jax.Array, embedded: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Norm and project tokens [B, N, C] and lay the patches out as latents of `shape`."""
+    def _to_latents(
+        self, x: jax.Array, embedded: jax.Array, shape: tuple[int, ...], layout: Layout
+    ) -> jax.Array:
+        """Norm and project tokens [B, n, C] and lay the patches out as latents of `shape`."""
         parts = self.modulation[...][None] + embedded[:, None]
         shift, scale = jnp.split(parts, 2, axis=1)
         normed = layer_norm(x.astype(jnp.float32), self.spec.eps) * (1 + scale) + shift
-        patches = self.patch_out(normed.astype(self.dtype)).astype(jnp.float32)
+        patches = layout.join(self.patch_out(normed.astype(self.dtype)).astype(jnp.float32))
         batch, frames, rows, columns, _ = shape
         t, h, w = self.spec.patch
         grid = (frames // t, rows // h, columns // w)
@@ -175,22 +225,26 @@ class Transformer(nnx.Module):
         time: jax.Array,  # float32 [B], in thousandths of the way to pure noise
         text: jax.Array,  # [B, L, text width], zero past the prompt (one row at least)
         attend: attention.Attend = attention.dense,
+        layout: Layout = ONE_CHIP,
     ) -> tuple[jax.Array, object]:
         """Predict the velocity (noise minus video) at `latents`.
 
         Returns float32 [B, F, H, W, Z] and the records of `attend`, stacked over layers. F, H and W
         must be multiples of the patch; L may be any length up to 512 (`tokenizer.bucket_length`).
+        With several chips, `layout` says which tokens and weights this one holds.
         """
         _, frames, rows, columns, _ = latents.shape
         sides = zip((frames, rows, columns), self.spec.patch, strict=True)
         grid = tuple(side // patch for side, patch in sides)
         angles = rotary_angles(grid, self.spec.head_dim)
-        turned = (jnp.cos(angles), jnp.sin(angles))
+        turned = tuple(layout.take(part, 0) for part in (jnp.cos(angles), jnp.sin(angles)))
+        attend = layout.attend(attend)
         embedded, six = self._embed_time(time)
         text = self.text_out(jax.nn.gelu(self.text_in(text.astype(self.dtype)), approximate=True))
 
         def step(layer: nnx.Module, x: jax.Array, index: jax.Array) -> tuple[jax.Array, object]:
             return layer(x, six, text, turned, attend, index)
 
-        x, records = scan_layers(self.layers, step, self._to_tokens(latents))
-        return self._to_latents(x, embedded, latents.shape), records
+        tokens = self._to_tokens(latents, layout)
+        x, records = scan_layers(self.layers, step, tokens, layout.gather)
+        return self._to_latents(x, embedded, latents.shape, layout), records

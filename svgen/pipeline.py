@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from svgen import programs
 from svgen.attention.attend import Setting, chip_of
@@ -26,6 +27,7 @@ from svgen.errors import DownloadError, NumericalError, SvgenError, UsageError, 
 from svgen.grid import Grid, Rules, frames_problem, grid_of, size_problem
 from svgen.models.keys import Target, text_keys, transformer_keys, vae_keys
 from svgen.scheduler import DenoiseState, solver_table, start_state
+from svgen.sharding import Split, choose_split, make_mesh, place_columns, placer, whole_placer
 from svgen.tokenizer import TokenIds, Tokenizer, bucket_length, pad_ids
 
 Stage = Callable[[str], AbstractContextManager]
@@ -50,11 +52,18 @@ def routing_seed(request: Request) -> jax.Array:
 
 class Pipeline:
     """One checkpoint folder, ready to run requests. `stage(name)` is entered around each part that
-    takes time.
+    takes time; `mesh` is "CFGxSEQ" or "auto", which means all chips of a TPU or GPU, and one CPU.
     """
 
-    def __init__(self, folder: Path, *, dtype: str = "float32", stage: Stage = nullcontext):
-        self.folder, self.stage = Path(folder), stage
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str = "float32",
+        stage: Stage = nullcontext,
+        mesh: str = "auto",
+    ):
+        self.folder, self.stage, self.asked_mesh = Path(folder), stage, mesh
         self.specs = read_specs(self.folder)
         self.rules = Rules.of(self.specs.transformer, self.specs.vae)
         self.tokenizer = Tokenizer.load(self.folder, vocabulary=self.specs.text.vocabulary)
@@ -73,11 +82,24 @@ class Pipeline:
             frames_problem(request.frames, self.rules),
         ]
         problems = [problem for problem in found if problem is not None]
-        try:
-            self.tokens(request)
-        except UsageError as error:
-            problems.extend(error.problems)
+        for check in (self.tokens, self.split):
+            try:
+                check(request)
+            except UsageError as error:
+                problems.extend(error.problems)
         raise_all(problems)
+
+    def split(self, request: Request) -> Split:
+        """How chips share a run; raises UsageError (E_MESH) for a split that cannot be made."""
+        devices, asked = jax.devices(), self.asked_mesh
+        if asked == "auto" and devices[0].platform == "cpu":
+            return Split(1, 1)
+        branches = 2 if request.guidance > 1 else 1
+        return choose_split(len(devices), self.specs.transformer.heads, branches, asked)
+
+    def _mesh(self, request: Request) -> Mesh | None:
+        split = self.split(request)
+        return make_mesh(split) if split.chips > 1 else None
 
     def check_files(self, *parts: str) -> None:
         """Raise every problem that the headers of the weights' files show, of some parts or of all.
@@ -133,19 +155,23 @@ class Pipeline:
             return transformer_keys(self.specs.transformer)
         return vae_keys(self.specs.vae)
 
-    def _load(self, part: str) -> tuple[programs.Graph, programs.Weights]:
-        keys = self._keys(part)
+    def _load(self, part: str, mesh: Mesh | None = None) -> tuple[programs.Graph, programs.Weights]:
+        options = {}
+        if mesh is not None:
+            options["place"] = whole_placer(mesh) if part == "vae" else placer(mesh)
+        arguments = (self.folder, part, self._abstract[part], self._keys(part))
         with self.stage(f"load {part.replace('_', ' ')}"):
-            return nnx.split(load_module(self.folder, part, self._abstract[part], keys))
+            return nnx.split(load_module(*arguments, **options))
 
     def embed(self, request: Request) -> jax.Array:
         """Encode the prompts of a request: text [1 or 2, L, C]."""
         tokens = self.tokens(request)
         length = bucket_length(max(one.length for one in tokens))
         ids, lengths = pad_ids(tokens, length)
-        graph, weights = self._load("text_encoder")
+        mesh = self._mesh(request)
+        graph, weights = self._load("text_encoder", mesh)
         with self.stage("encode the prompt"):
-            text = programs.embed(graph, weights, jnp.asarray(ids), jnp.asarray(lengths))
+            text = programs.embed(graph, weights, jnp.asarray(ids), jnp.asarray(lengths), mesh=mesh)
             text.block_until_ready()
         if not bool(jnp.isfinite(text).all()):
             raise _not_finite("the text embeddings", "the text encoder's weights may hold NaN")
@@ -169,11 +195,13 @@ class Pipeline:
         """
         table = solver_table(request.steps, request.shift)
         state = self.start(request) if start is None else start
-        graph, weights = self._load("transformer")
+        mesh = self._mesh(request)
+        graph, weights = self._load("transformer", mesh)
         rows, guidance = programs.StepTable.of(table), jnp.float32(request.guidance)
         fixed = (text, rows, guidance, routing_seed(request))
         setting = Setting(request.sparsity, chip_of(jax.devices()[0].device_kind))
-        step = self._compile_step(graph, weights, state, fixed, setting)
+        options = {"setting": setting, "mesh": mesh}
+        step = self._compile_step(graph, weights, (state, *fixed), options)
         for index in range(int(state.step), request.steps):
             found = step(weights, state, *fixed)
             state = found.state
@@ -190,20 +218,20 @@ class Pipeline:
         self,
         graph: programs.Graph,
         weights: programs.Weights,
-        state: DenoiseState,
-        fixed: tuple,
-        setting: Setting,
+        inputs: tuple,
+        options: dict,
     ) -> Callable:
         with self.stage("compile the step"):
-            lowered = programs.denoise_step.lower(graph, weights, state, *fixed, setting=setting)
-            return lowered.compile()
+            return programs.denoise_step.lower(graph, weights, *inputs, **options).compile()
 
-    def decode(self, latents: np.ndarray) -> Iterator[np.ndarray]:
-        """Decode latents [1, F, H, W, Z] to uint8 frames [T, h, w, 3], a chunk at a time, as
-        computed (uncropped).
+    def decode(self, latents: np.ndarray, request: Request) -> Iterator[np.ndarray]:
+        """Decode a request's latents [1, F, H, W, Z] to uint8 frames [T, h, w, 3], a chunk at a
+        time, as computed (uncropped).
         """
-        graph, weights = self._load("vae")
-        for frames, finite in programs.decode(graph, weights, jnp.asarray(latents)):
+        mesh = self._mesh(request)
+        graph, weights = self._load("vae", mesh)
+        z = jnp.asarray(latents) if mesh is None else place_columns(mesh, latents)
+        for frames, finite in programs.decode(graph, weights, z):
             if not bool(finite):
                 raise _not_finite("the decoded frames", "the VAE's weights may hold NaN")
             yield np.asarray(frames[0])

@@ -33,6 +33,7 @@ from svgen.sharding import (
     SEQ,
     STACKED,
     Spread,
+    gather,
     gather_outer,
     weight_axes,
     weight_specs,
@@ -85,10 +86,26 @@ def abstract_table(steps: int) -> StepTable:
     return StepTable(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
 
 
-@partial(jax.jit, static_argnames=("graph",))
-def embed(graph: Graph, weights: Weights, ids: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Encode int32 ids [B, L] of true lengths [B] as text [B, L, C], zero past each length."""
-    return nnx.merge(graph, weights)(ids, lengths)
+@partial(jax.jit, static_argnames=("graph", "mesh"))
+def embed(
+    graph: Graph, weights: Weights, ids: jax.Array, lengths: jax.Array, *, mesh: Mesh | None = None
+) -> jax.Array:
+    """Encode int32 ids [B, L] of true lengths [B] as text [B, L, C], zero past each length.
+
+    On a mesh every chip encodes all of the (few) rows; what is spread are the weights.
+    """
+    if mesh is None:
+        return nnx.merge(graph, weights)(ids, lengths)
+    axes = weight_axes(weights, mesh.size)
+
+    def part(weights: Weights, ids: jax.Array, lengths: jax.Array) -> jax.Array:
+        model = nnx.merge(graph, gather_outer(weights, axes))
+        return model(ids, lengths, partial(gather, axes=axes[STACKED], layer=True))
+
+    specs = (weight_specs(axes), P(), P())
+    return jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)(
+        weights, ids, lengths
+    )
 
 
 class Step(NamedTuple):

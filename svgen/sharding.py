@@ -11,7 +11,7 @@ tokens and branches. Latents and the solver's history are small and lie on every
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -80,7 +80,7 @@ def choose_split(chips: int, heads: int, branches: int, asked: str = "auto") -> 
     )
 
 
-def make_mesh(split: Split, devices: list[Any] | None = None) -> Mesh:
+def make_mesh(split: Split, devices: Sequence[Any] | None = None) -> Mesh:
     """Lay out devices (default: those that are there) as a mesh."""
     devices = (jax.devices() if devices is None else devices)[: split.chips]
     return Mesh(np.array(devices).reshape(split), CHIPS, axis_types=(AxisType.Auto,) * 2)
@@ -130,6 +130,21 @@ def placer(mesh: Mesh) -> Callable[[tuple, np.ndarray], jax.Array]:
         )
 
     return place
+
+
+def whole_placer(mesh: Mesh) -> Callable[[tuple, np.ndarray], jax.Array]:
+    """Make the function that puts one leaf on every chip."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return lambda path, value: jax.device_put(value, everywhere)
+
+
+def place_columns(mesh: Mesh, latents: np.ndarray) -> jax.Array:
+    """Split latents [B, F, H, W, Z] by columns over all chips, for the VAE; put them on every chip
+    where W does not divide. XLA then exchanges the edges that convolutions need.
+    """
+    even = latents.shape[3] % mesh.size == 0
+    spec = PartitionSpec(None, None, None, CHIPS) if even else PartitionSpec()
+    return jax.device_put(latents, NamedSharding(mesh, spec))
 
 
 def gather(weights: Weights, axes: Weights, *, layer: bool = False) -> Weights:

@@ -80,6 +80,6 @@ def run_errors(folder: Path, reference: dict[str, np.ndarray]) -> tuple[list[flo
     steps = []
     for step, theirs in zip(pipeline.denoise(request, text), reference["trajectory"], strict=True):
         steps.append(error(step.state.latents[0], theirs))
-    made = np.concatenate(list(pipeline.decode(np.asarray(step.state.latents))))
+    made = np.concatenate(list(pipeline.decode(np.asarray(step.state.latents), request)))
     cropped = made[:, :height, :width].astype(int)
     return steps, np.abs(cropped - reference["frames"].astype(int))

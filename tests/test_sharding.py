@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,13 @@ from svgen import programs, sharding
 from svgen.attention.attend import Setting
 from svgen.config import SparsitySchedule, TransformerSpec
 from svgen.errors import UsageError
+from svgen.pipeline import Pipeline
 from svgen.scheduler import solver_table, start_state
 from svgen.sharding import WHOLE, Split, choose_split, make_mesh, possible_splits, weight_axis
+from tests.equality import request_for
+from tests.helpers import ROOT
 
+TINY = ROOT / "tests/golden/tiny"
 SPLITS = (Split(1, 1), Split(2, 1), Split(1, 4), Split(2, 4), Split(1, 8))
 SPEC = TransformerSpec(
     heads=8,
@@ -155,3 +160,27 @@ def test_split_is_taken_as_asked_or_refused_with_those_that_work():
         assert caught.value.code == "E_MESH"
         assert caught.value.hint.startswith("--mesh 2x4 or --mesh ")
     assert all(split.chips <= 8 for split in possible_splits(8, 12, 2))
+
+
+def test_whole_run_on_eight_chips_is_that_of_one(tmp_path):
+    """Text, every step and the frames, of a checkpoint on disk: 4 heads, so 2 x 4 chips."""
+    request = request_for(64, 48, 9)
+
+    def make(mesh: str) -> tuple[list[np.ndarray], np.ndarray]:
+        pipeline = Pipeline(TINY, mesh=mesh)
+        pipeline.check(request)
+        text = pipeline.embed(request)
+        steps = [np.asarray(step.state.latents) for step in pipeline.denoise(request, text)]
+        return steps, np.concatenate(list(pipeline.decode(steps[-1], request)))
+
+    steps, frames = make("2x4")
+    alone, alone_frames = make("1x1")
+    for ours, theirs in zip(steps, alone, strict=True):
+        assert np.abs(ours - theirs).max() <= TOLERANCE * np.ptp(theirs)
+    assert np.abs(frames.astype(int) - alone_frames).max() <= 1
+
+
+def test_impossible_mesh_is_found_with_the_other_problems():
+    with pytest.raises(UsageError) as caught:
+        Pipeline(TINY, mesh="2x3").check(replace(request_for(65, 48, 9), prompt=""))
+    assert {problem.code for problem in caught.value.problems} >= {"E_MESH", "E_SIZE"}

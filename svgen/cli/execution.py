@@ -48,7 +48,7 @@ def open_fetched(
     from svgen.pipeline import Pipeline
 
     folder = fetch(console, model, offline=options["offline"], yes=options["yes"])
-    return Pipeline(folder, dtype=dtype, stage=stages_of(console))
+    return Pipeline(folder, dtype=dtype, stage=stages_of(console), mesh=options["mesh"])
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def decode(
     **options: Any,
 ) -> Written:
     """Decode latents straight into an MP4."""
-    frames = _watched(console, pipeline.decode(latents), request.frames)
+    frames = _watched(console, pipeline.decode(latents, request), request.frames)
     with console.stage("decode and encode"):
         written = write_video(
             frames,

@@ -82,6 +82,7 @@ def _say_plan(console: Console, run: Run) -> None:
     "--from", "source", envvar="SVGEN_FROM", metavar="MP4", help="Repeat a recipe; flags win."
 )
 @rare_option("--truncate", is_flag=True, default=None, help="Cut prompts over 512 tokens.")
+@rare_option("--mesh", default="auto", metavar="CFGxSEQ", help="How chips share the run.")
 @rare_option("--dtype", type=click.Choice(DTYPES), default="auto", help="Of weights and products.")
 @rare_option("--keep-latents", is_flag=True, help="Keep the latents beside the MP4.")
 @rare_option("--no-metadata", is_flag=True, help="Store no recipe in the MP4.")

@@ -93,7 +93,7 @@ def plan_run(
     chosen = chosen or device is None
     machine.get(lambda: check_platform(model, platform, chosen))
     dtype = _dtype(options, recipe, platform)
-    pipeline = problems.get(lambda: open_pipeline(model, dtype, stage))
+    pipeline = problems.get(lambda: open_pipeline(model, dtype, stage, mesh=options["mesh"]))
     machine.get(lambda: check_size(pipeline, model, platform, chosen))
     problems += [one for one in machine if not (options["dry_run"] and _is_machine(one))]
     sampling = problems.get(lambda: read_sampling(pipeline.folder)) if pipeline else None
@@ -244,7 +244,9 @@ def _preset(
     return load_preset(options["preset"], options["res"] or made)
 
 
-def open_pipeline(model: str, dtype: str, stage: "Stage" = nullcontext) -> "Pipeline | None":
+def open_pipeline(
+    model: str, dtype: str, stage: "Stage" = nullcontext, *, mesh: str = "auto"
+) -> "Pipeline | None":
     """The model's pipeline if it is on disk, else None. A folder must be complete."""
     from svgen.hub import find, locate, parse
 
@@ -255,11 +257,14 @@ def open_pipeline(model: str, dtype: str, stage: "Stage" = nullcontext) -> "Pipe
         return None
     from svgen.pipeline import Pipeline
 
-    return Pipeline(folder, dtype=dtype, stage=stage)
+    return Pipeline(folder, dtype=dtype, stage=stage, mesh=mesh)
 
 
 def _check_on_disk(problems: Collected, pipeline: "Pipeline", request: Request) -> None:
-    """Count the tokens of the prompts, and hold the weights' headers against the configs."""
+    """Count the tokens of the prompts, split the chips, and hold the weights' headers against the
+    configs.
+    """
+    problems.get(lambda: pipeline.split(request))
     if request.prompt.strip():
         problems.get(lambda: pipeline.tokens(request))
     problems.get(pipeline.check_files)
@@ -314,7 +319,7 @@ def _other_origins(
     options: Mapping[str, Any], recipe: Mapping[str, Any], said: Mapping[str, str]
 ) -> dict[str, str]:
     """Where the values came from that `resolve` does not choose."""
-    origins = {name: said.get(name, "default") for name in ("output", "device", "preset")}
+    origins = {name: said.get(name, "default") for name in ("output", "device", "preset", "mesh")}
     for name in ("model", "dtype"):
         automatic = "recipe" if name in recipe else "device"
         origins[name] = automatic if options[name] == "auto" else said.get(name, FLAG)
@@ -330,6 +335,7 @@ def describe(run: Run) -> dict[str, Any]:
         "model": run.model,
         "on_disk": run.pipeline is not None,
         "device": run.device.platform,
+        "mesh": str(run.pipeline.split(request)) if run.pipeline else None,
         "seed": request.seed,
         "width_px": request.width_px,
         "height_px": request.height_px,
@@ -354,7 +360,7 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
     """The effective values of `describe`, and where each came from."""
     request, origin = data["request"], data["origin"]
     shown = {
-        **{name: data[name] for name in ("model", "device", "output")},
+        **{name: data[name] for name in ("model", "device", "mesh", "output")},
         "size": f"{data['width_px']}x{data['height_px']}",
         **{name: f"{request[name]:g}" for name in ("frames", "fps", "steps", "guidance", "shift")},
         "seed": request["seed"],

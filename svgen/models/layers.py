@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+Gather = Callable[[object], object]  # the weights of one layer, from their parts
+
 
 def layer_norm(x: jax.Array, eps: float) -> jax.Array:
     """Normalise the last axis to mean 0 and variance 1; float32 in and out."""
@@ -84,7 +86,7 @@ def scan_layers(
     layers: nnx.Module,
     step: Callable[[nnx.Module, jax.Array, jax.Array], tuple[jax.Array, object]],
     x: jax.Array,
-    gather: Callable[[object], object] = lambda weights: weights,
+    gather: Gather = lambda weights: weights,
 ) -> tuple[jax.Array, object]:
     """Run x through stacked layers in one scan: `step(layer, x, index) -> (x, record)`.
 

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from svgen.config import TextSpec
-from svgen.models.layers import rms_norm, scan_layers
+from svgen.models.layers import Gather, rms_norm, scan_layers
 
 MASKED = float(np.finfo(np.float32).min)  # finite: a row without any valid key must not become NaN
 
@@ -113,10 +113,13 @@ class TextEncoder(nnx.Module):
         self.layers = EncoderLayers(spec, dtype=dtype, rngs=rngs)
         self.norm = nnx.Param(jnp.ones((spec.width,), dtype))
 
-    def __call__(self, ids: jax.Array, lengths: jax.Array) -> jax.Array:
+    def __call__(
+        self, ids: jax.Array, lengths: jax.Array, gather: Gather = lambda weights: weights
+    ) -> jax.Array:
         """Encode int32 ids [B, L] with true lengths [B] as float32 text [B, L, C].
 
         Keys past the true length are masked and rows past it are zero, so L changes no real row.
+        `gather` brings the weights of a layer together that lie on several chips.
         """
         length = ids.shape[1]
         valid = jnp.arange(length)[None, :] < lengths[:, None]  # [B, L]
@@ -126,5 +129,5 @@ class TextEncoder(nnx.Module):
             return layer(x, buckets, valid), None
 
         x = self.embedding[...][ids].astype(jnp.float32)
-        x, _ = scan_layers(self.layers, step, x)
+        x, _ = scan_layers(self.layers, step, x, gather)
         return jnp.where(valid[:, :, None], _norm(x, self.norm, self.eps), 0.0)

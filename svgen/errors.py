@@ -115,6 +115,7 @@ CODES: dict[str, tuple[type[SvgenError], str]] = {
     "E_PROMPT_LONG": (UsageError, "the prompt has more tokens than the text encoder reads"),
     "E_MODEL": (UsageError, "a model that is neither known nor a checkpoint folder"),
     "E_MESH": (UsageError, "a split of the run over chips that cannot be made"),
+    "E_STATE": (UsageError, "a saved state that is not one of this run"),
     "E_PRESET": (UsageError, "a preset that is unknown or not valid"),
     "E_OUTPUT_EXISTS": (UsageError, "the output file is there already"),
     "E_OUTPUT_NAME": (UsageError, "an output name that cannot be used"),

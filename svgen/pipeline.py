@@ -115,8 +115,7 @@ class Pipeline:
 
     def check_latents(self, latents: np.ndarray, request: Request) -> None:
         """Raise unless latents are those of `request` for this checkpoint."""
-        grid = self.grid(request)
-        shape = (1, grid.latent_frames, grid.rows, grid.columns, self.specs.vae.z_channels)
+        shape = self.latents_shape(request)
         if latents.shape != shape:
             raise UsageError(
                 "E_LATENTS",
@@ -124,6 +123,11 @@ class Pipeline:
                 why=f"this model's VAE reads {'x'.join(map(str, shape))} for their request",
                 hint="--model with the model that made them",
             )
+
+    def latents_shape(self, request: Request) -> tuple[int, ...]:
+        """[1, F, H, W, Z] of a request's latents."""
+        grid = self.grid(request)
+        return 1, grid.latent_frames, grid.rows, grid.columns, self.specs.vae.z_channels
 
     def grid(self, request: Request) -> Grid:
         """The latent grid of a request."""
@@ -194,7 +198,7 @@ class Pipeline:
         NumericalError after the first step whose latents are not finite.
         """
         table = solver_table(request.steps, request.shift)
-        state = self.start(request) if start is None else start
+        state = self.start(request) if start is None else jax.tree.map(jnp.asarray, start)
         mesh = self._mesh(request)
         graph, weights = self._load("transformer", mesh)
         rows, guidance = programs.StepTable.of(table), jnp.float32(request.guidance)

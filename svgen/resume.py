@@ -1,4 +1,8 @@
-"""Saves what a run has paid for, atomically: latents with the request they came from."""
+"""Saves what a run has paid for, atomically, with the request it came from.
+
+NAME-HASH.state.safetensors      between two steps: what a run goes on from
+NAME-HASH.latents.safetensors    after the last step: what the VAE decodes
+"""
 
 import json
 import math
@@ -19,6 +23,8 @@ from svgen.partial import partial_file, sync, write_error
 
 T = TypeVar("T")
 SCHEMA = "svgen.latents/1"
+STATE_SCHEMA = "svgen.state/1"
+STATE = ("step", "latents", "corrected", "estimate", "older_estimate")  # of `DenoiseState`
 LEAST = {  # whole numbers of a request
     **dict.fromkeys(("width_px", "height_px", "frames", "steps"), 1),
     **dict.fromkeys(("seed", "item"), 0),
@@ -34,12 +40,85 @@ def latents_path(video: Path, request: Request) -> Path:
 
 def save_latents(path: Path, latents: np.ndarray, request: Request) -> None:
     """Write latents [1, F, H, W, Z] and their request; the file appears whole or not at all."""
+    tensors = {"latents": np.ascontiguousarray(latents, np.float32)}
+    _save(path, tensors, SCHEMA, request)
+
+
+def state_path(video: Path, request: Request) -> Path:
+    """Where the state of an unfinished run lies: beside its video, as `latents_path`."""
+    return video.with_name(f"{video.stem}-{request.fingerprint[:8]}.state.safetensors")
+
+
+def save_state(path: Path, state: Mapping[str, np.ndarray], request: Request) -> None:
+    """Write the state between two steps, arrays named as in `STATE`; the file appears whole or not
+    at all.
+    """
+    _save(path, {name: np.asarray(state[name], order="C") for name in STATE}, STATE_SCHEMA, request)
+
+
+def load_state(
+    path: Path, request: Request, shape: tuple[int, ...]
+) -> dict[str, np.ndarray] | None:
+    """Read the state of a run of this request; None if there is no such file.
+
+    Raises UsageError (E_STATE) for a file that is no state of this request, with latents `shape`.
+    """
+    if not os.path.lexists(path):
+        return None
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("schema") != STATE_SCHEMA:
+                raise _no_state(path, f"its header does not say {STATE_SCHEMA}")
+            differing = _differing(request, metadata)
+            if differing:
+                raise _no_state(path, f"it is of another request: {', '.join(differing)} differ")
+            _check_state(path, file, shape)
+            state = {name: file.get_tensor(name) for name in STATE}
+    except (OSError, SafetensorError) as error:
+        raise _no_state(path, str(error)) from error
+    if not 0 < int(state["step"]) <= request.steps:
+        raise _no_state(path, f"it has done {int(state['step'])} of {request.steps} steps")
+    if not all(np.isfinite(value).all() for value in state.values()):
+        raise _no_state(path, "it holds NaN or infinity")
+    return state
+
+
+def _differing(request: Request, metadata: Mapping[str, str]) -> list[str]:
+    """Fields in which the request of a file is not this one."""
+    try:
+        stored = json.loads(metadata.get("request", ""))
+        stored = stored if isinstance(stored, dict) else {}
+    except (ValueError, RecursionError):
+        stored = {}
+    wanted = json.loads(json.dumps(request.as_json()))
+    found = [name for name in wanted if stored.get(name) != wanted[name]]
+    return found if metadata.get("svgen") == __version__ else [*found, "svgen's version"]
+
+
+def _check_state(path: Path, file: Any, shape: tuple[int, ...]) -> None:
+    """Hold a state's header against what it must be, before anything is read."""
+    if sorted(file.keys()) != sorted(STATE):
+        raise _no_state(path, f"it must hold {', '.join(STATE)}")
+    for name in STATE:
+        part = file.get_slice(name)
+        wanted = ("I32", []) if name == "step" else ("F32", list(shape))
+        if (part.get_dtype(), part.get_shape()) != wanted:
+            raise _no_state(path, f"{name} is {part.get_dtype()}{part.get_shape()}, not {wanted}")
+
+
+def _no_state(path: Path, why: str) -> SvgenError:
+    hint = f"delete {path} to begin anew, or choose another output with -o"
+    return UsageError("E_STATE", f"{path} cannot be gone on from", why=why, hint=hint)
+
+
+def _save(path: Path, tensors: Mapping[str, np.ndarray], schema: str, request: Request) -> None:
     metadata = {
-        "schema": SCHEMA,
+        "schema": schema,
         "svgen": __version__,
         "request": json.dumps(request.as_json(), ensure_ascii=True),
     }
-    data = save({"latents": np.ascontiguousarray(latents, np.float32)}, metadata)
+    data = save(dict(tensors), metadata)
     with partial_file(path) as partial:
         try:
             partial.write_bytes(data)

@@ -53,7 +53,8 @@ def _plan(
     output = problems.get(lambda: plan_output(options, request, sized=False))
     device = problems.get(lambda: prepare_jax(options["device"]))
     model = problems.get(lambda: _model(options, request), "")
-    pipeline = problems.get(lambda: open_pipeline(model, "float32", stages_of(console)))
+    stages, mesh = stages_of(console), options["mesh"]
+    pipeline = problems.get(lambda: open_pipeline(model, "float32", stages, mesh=mesh))
     if pipeline:
         problems.get(lambda: _check(latents, request, pipeline))
     problems.raise_all()
@@ -72,6 +73,7 @@ def _check(latents: np.ndarray, request: Request, pipeline: "Pipeline") -> None:
     problems += size_problems(*size, pipeline.rules, dict.fromkeys(RANGED, ORIGIN))
     problems.raise_all()
     pipeline.check_latents(latents, request)
+    pipeline.split(request)
     pipeline.check_files("vae")
     if not np.isfinite(latents).all():
         raise UsageError(
@@ -89,6 +91,7 @@ def _check(latents: np.ndarray, request: Request, pipeline: "Pipeline") -> None:
 )
 @click.option("-o", "--output", metavar="OUT", help="FILE, DIR/, TEMPLATE, or - for stdout.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing output.")
+@rare_option("--mesh", default="auto", metavar="CFGxSEQ", help="How chips share the work.")
 @rare_option("--no-metadata", is_flag=True, help="Store no recipe in the MP4.")
 @rare_option("--no-prompt-metadata", is_flag=True, help="Store the recipe without the prompts.")
 @rare_option("--offline", is_flag=True, help="Never use the network.")

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +16,21 @@ import numpy as np
 from svgen import __version__
 from svgen.cli.endings import explain
 from svgen.cli.output import NORMAL, Console
+from svgen.cli.stopping import Stop, stopping_between_steps
 from svgen.cli.watch import Watch
 from svgen.config import Request
+from svgen.errors import SvgenError
 from svgen.partial import write_error
-from svgen.resume import latents_path, save_latents
+from svgen.resume import latents_path, load_state, save_latents, save_state, state_path
 from svgen.video import Written, write_video
 
 if TYPE_CHECKING:
     from svgen.pipeline import Pipeline, Stage
+    from svgen.scheduler import DenoiseState
 
 COMPILING = "compiling (first run; cached afterwards)"
 COMPILED = ("compile the step", "encode the prompt")  # stages that wait for the compiler
+SAVE_EVERY_S = 60.0  # at most so much of a run is lost; a state is five times the latents
 PATIENCE_S = 1.0  # a wait that lasts longer is explained
 
 
@@ -98,27 +102,89 @@ def stages_of(console: Console) -> "Stage":
     return stage
 
 
+class Saved:
+    """The state of a run on disk: read at its start, written now and then, deleted at its end."""
+
+    def __init__(self, console: Console, path: Path, request: Request):
+        self.console, self.path, self.request = console, path, request
+        self.written = time.monotonic()
+
+    def read(self, pipeline: "Pipeline") -> "DenoiseState | None":
+        """The state to go on from, if a former run has left one."""
+        from svgen.scheduler import DenoiseState
+
+        found = load_state(self.path, self.request, pipeline.latents_shape(self.request))
+        if found is None:
+            return None
+        self.console.note(
+            f"going on after step {int(found['step'])} of {self.request.steps}: {self.path}"
+        )
+        return DenoiseState(**found)
+
+    def write(self, state: "DenoiseState", *, least_s: float = 0.0) -> None:
+        """Write a state, unless the last one is younger than `least_s`."""
+        if time.monotonic() - self.written < least_s:
+            return
+        save_state(self.path, state._asdict(), self.request)
+        self.written = time.monotonic()
+        self.console.event("saved", kind="state", path=self.path)
+
+    def explain(self, error: BaseException, step: int) -> SvgenError:
+        """Say how to go on after an error that came behind `step`."""
+        problem = explain(error)
+        problem.details["state"] = str(self.path)
+        again = f"the same command with --seed {self.request.seed} goes on after step {step}"
+        problem.hint = f"{problem.hint}; {again}" if problem.hint else again
+        return problem
+
+    def delete(self) -> None:
+        """Sweep up after a run that has ended well."""
+        with suppress(OSError):
+            self.path.unlink()
+
+
 def denoise(
-    console: Console, pipeline: "Pipeline", request: Request
+    console: Console, pipeline: "Pipeline", request: Request, saved: Saved
 ) -> tuple[np.ndarray, dict[str, int]]:
     """Embed and denoise one request; returns its latents on the host, and how many calls of heads
-    ran by each route.
+    ran by each route, in this process.
     """
     from svgen.attention.attend import count_calls
     from svgen.attention.masks import ROUTES
 
+    begin = saved.read(pipeline)
+    done = int(begin.step) if begin else 0
     text = pipeline.embed(request)
     start, others = time.perf_counter(), sum(console.timings.values())
-    with console.bar(request.steps, "denoise") as bar:
-        calls = np.zeros(len(ROUTES), np.int64)
-        for step in pipeline.denoise(request, text):
+    latents, calls = begin.latents if begin else None, np.zeros(len(ROUTES), np.int64)
+    stop = None
+    with console.bar(request.steps, "denoise") as bar, ExitStack() as signals:
+        if done:
+            bar.update(done)
+        for step in pipeline.denoise(request, text, begin):
+            # Loading and compiling, before the first step, stop at once.
+            stop = stop or signals.enter_context(stopping_between_steps())
             latents = step.state.latents
             calls += np.asarray(count_calls(step.record))
             bar.update()
+            if int(step.state.step) < request.steps:
+                _pause(saved, step.state, stop)
     result = np.array(latents)
     others = sum(console.timings.values()) - others  # loading and compiling have their own
     console.timings["denoise"] = time.perf_counter() - start - others
     return result, dict(zip(ROUTES, calls.tolist(), strict=True))
+
+
+def _pause(saved: Saved, state: "DenoiseState", stop: Stop) -> None:
+    """Between two steps: save the state if it is time to, and stop if that is wanted."""
+    if not stop.wanted:
+        saved.write(state, least_s=SAVE_EVERY_S)
+        return
+    saved.write(state)
+    try:
+        stop.raise_if_wanted()
+    except KeyboardInterrupt as error:
+        raise saved.explain(error, int(state.step)) from error
 
 
 def _watched(console: Console, chunks: Iterator[np.ndarray], frames: int) -> Iterator[np.ndarray]:
@@ -174,9 +240,11 @@ def make_video(
     """Run one request from prompt to MP4; also returns where its latents are kept, and its calls by
     route. The latents are saved before decoding, and deleted when the MP4 is whole.
     """
-    latents, calls = denoise(console, pipeline, request)
+    saved = Saved(console, state_path(target, request), request)
+    latents, calls = denoise(console, pipeline, request, saved)
     kept = latents_path(target, request)
     save_latents(kept, latents, request)
+    saved.delete()
     try:
         console.detail(f"latents saved: {kept}")
         console.event("saved", kind="latents", path=kept)

@@ -144,6 +144,7 @@ class LiveBar(Bar):
     def restart(self) -> None:
         """Measure from now on."""
         self._tqdm.reset(self.total)
+        self._tqdm.initial = self._tqdm.n = self.done
 
     @contextmanager
     def aside(self) -> Iterator[None]:

@@ -38,9 +38,9 @@ class Recorded(Pipeline):
         super().__init__(folder)
         self.weights, self.alive = {}, {}
 
-    def _load(self, part):
+    def _load(self, part, mesh=None):
         self.alive[part] = self.count()
-        graph, weights = super()._load(part)
+        graph, weights = super()._load(part, mesh)
         self.weights[part] = [weakref.ref(leaf) for leaf in jax.tree.leaves(weights)]
         return graph, weights
 
@@ -78,7 +78,7 @@ def test_whatever_ends_decoding_keeps_the_latents_and_says_so(tmp_path, monkeypa
         raise error
 
     monkeypatch.setattr("svgen.cli.execution.write_video", fail)
-    monkeypatch.setattr("svgen.cli.execution.denoise", lambda *_: LATENTS)
+    monkeypatch.setattr("svgen.cli.execution.denoise", lambda *_: (LATENTS, {}))
     folder = tmp_path / "a folder"
     folder.mkdir()
     with pytest.raises(Exception) as caught:

@@ -245,7 +245,7 @@ def test_full_disk_keeps_the_latents_and_decode_makes_the_video(made, env, tmp_p
     assert read_recipe(output) == read_recipe(path)
 
 
-def test_ctrl_c_while_denoising_leaves_nothing(env, tmp_path):
+def test_ctrl_c_while_denoising_leaves_the_state(env, tmp_path):
     flags = ("--res", "32x32", "--frames", "5", "--steps", "1000", "-o", str(tmp_path / "x.mp4"))
     process = start("generate", PROMPT, "--model", TINY, *flags, "--json", env=env)
     seen = []
@@ -258,7 +258,9 @@ def test_ctrl_c_while_denoising_leaves_nothing(env, tmp_path):
     assert process.returncode == 130, "".join(seen) + stderr
     assert json.loads(stdout)["error"]["code"] == "E_INTERRUPTED"
     assert "Traceback" not in stderr
-    assert list(tmp_path.iterdir()) == []
+    assert [str(one) for one in tmp_path.iterdir()] == [
+        json.loads(stdout)["error"]["details"]["state"]
+    ]
 
 
 def test_nan_in_the_weights_is_found_after_the_first_step(env, tmp_path):

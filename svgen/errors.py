@@ -124,6 +124,7 @@ CODES: dict[str, tuple[type[SvgenError], str]] = {
     "E_NO_TPU": (MachineError, "no TPU is attached and none of the fallbacks was allowed"),
     "E_TPU_BUSY": (MachineError, "another process holds the TPU"),
     "E_DEVICE": (MachineError, "the device asked for is not there"),
+    "E_PEER": (MachineError, "another process of the run does not come, or has died"),
     "E_LIBRARY": (MachineError, "a library is missing or does not work here"),
     "E_AUTH": (AccessError, "the Hub refuses access to a repository"),
     "E_NETWORK": (DownloadError, "the Hub cannot be reached, or a download failed"),

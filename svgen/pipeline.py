@@ -27,7 +27,16 @@ from svgen.errors import DownloadError, NumericalError, SvgenError, UsageError, 
 from svgen.grid import Grid, Rules, frames_problem, grid_of, size_problem
 from svgen.models.keys import Target, text_keys, transformer_keys, vae_keys
 from svgen.scheduler import DenoiseState, solver_table, start_state
-from svgen.sharding import Split, choose_split, make_mesh, place_columns, placer, whole_placer
+from svgen.sharding import (
+    Split,
+    choose_split,
+    collect,
+    make_mesh,
+    place_columns,
+    placer,
+    replicate,
+    whole_placer,
+)
 from svgen.tokenizer import TokenIds, Tokenizer, bucket_length, pad_ids
 
 Stage = Callable[[str], AbstractContextManager]
@@ -175,7 +184,10 @@ class Pipeline:
         mesh = self._mesh(request)
         graph, weights = self._load("text_encoder", mesh)
         with self.stage("encode the prompt"):
-            text = programs.embed(graph, weights, jnp.asarray(ids), jnp.asarray(lengths), mesh=mesh)
+            arguments = (jnp.asarray(ids), jnp.asarray(lengths))
+            if mesh is not None:
+                arguments = replicate(mesh, arguments)
+            text = programs.embed(graph, weights, *arguments, mesh=mesh)
             text.block_until_ready()
         if not bool(jnp.isfinite(text).all()):
             raise _not_finite("the text embeddings", "the text encoder's weights may hold NaN")
@@ -203,12 +215,16 @@ class Pipeline:
         graph, weights = self._load("transformer", mesh)
         rows, guidance = programs.StepTable.of(table), jnp.float32(request.guidance)
         fixed = (text, rows, guidance, routing_seed(request))
+        if mesh is not None:
+            state, fixed = replicate(mesh, (state, fixed))
         setting = Setting(request.sparsity, chip_of(jax.devices()[0].device_kind))
         options = {"setting": setting, "mesh": mesh}
         step = self._compile_step(graph, weights, (state, *fixed), options)
         for index in range(int(state.step), request.steps):
             found = step(weights, state, *fixed)
             state = found.state
+            if mesh is not None:
+                found = found._replace(record=collect(mesh, found.record))
             if not bool(found.finite):
                 where = f"the latents after step {index + 1} of {request.steps}"
                 raise _not_finite(
@@ -236,6 +252,8 @@ class Pipeline:
         graph, weights = self._load("vae", mesh)
         z = jnp.asarray(latents) if mesh is None else place_columns(mesh, latents)
         for frames, finite in programs.decode(graph, weights, z):
+            if mesh is not None:
+                frames = collect(mesh, frames)
             if not bool(finite):
                 raise _not_finite("the decoded frames", "the VAE's weights may hold NaN")
             yield np.asarray(frames[0])

@@ -132,10 +132,28 @@ def placer(mesh: Mesh) -> Callable[[tuple, np.ndarray], jax.Array]:
     return place
 
 
+def replicate(mesh: Mesh, tree: Any) -> Any:
+    """Put arrays that every process has on every chip."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def place(value: jax.Array | np.ndarray) -> jax.Array:
+        if isinstance(value, jax.Array) and value.sharding == everywhere:
+            return value
+        host = np.asarray(value)
+        return jax.make_array_from_callback(host.shape, everywhere, lambda part: host[part])
+
+    return jax.tree.map(place, tree)
+
+
+def collect(mesh: Mesh, tree: Any) -> Any:
+    """Put all of every array on every chip, so that each process can read it."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(lambda tree: tree, out_shardings=everywhere)(tree)
+
+
 def whole_placer(mesh: Mesh) -> Callable[[tuple, np.ndarray], jax.Array]:
     """Make the function that puts one leaf on every chip."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return lambda path, value: jax.device_put(value, everywhere)
+    return lambda path, value: replicate(mesh, value)
 
 
 def place_columns(mesh: Mesh, latents: np.ndarray) -> jax.Array:
@@ -144,7 +162,8 @@ def place_columns(mesh: Mesh, latents: np.ndarray) -> jax.Array:
     """
     even = latents.shape[3] % mesh.size == 0
     spec = PartitionSpec(None, None, None, CHIPS) if even else PartitionSpec()
-    return jax.device_put(latents, NamedSharding(mesh, spec))
+    placed = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(latents.shape, placed, lambda part: latents[part])
 
 
 def gather(weights: Weights, axes: Weights, *, layer: bool = False) -> Weights:

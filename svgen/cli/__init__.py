@@ -154,4 +154,19 @@ def main() -> NoReturn:
         signal.signal(signal.SIGINT, _interrupt)
     if os.environ.get("_SVGEN_COMPLETE"):  # a shell asks for completions
         cli.main(sys.argv[1:], prog_name="svgen")
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    _leave_team(code)
+    sys.exit(code)
+
+
+def _leave_team(code: int) -> None:
+    """End a process that works for another one, which may be gone already: JAX would abort when it
+    cannot say goodbye.
+    """
+    jax = sys.modules.get("jax")
+    if jax is None or not jax.distributed.is_initialized() or jax.process_index() == 0:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(code)

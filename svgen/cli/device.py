@@ -8,12 +8,13 @@ import importlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from svgen.cli.hosts import Hosts, meet
 from svgen.errors import MachineError
 
 ROOT = Path("/")
@@ -36,6 +37,8 @@ class Device:
     count: int
     reason: str  # why this platform
     warnings: tuple[str, ...] = ()
+    processes: int = 1
+    process: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +187,12 @@ def no_tpu(why: str) -> MachineError:
     return MachineError("E_NO_TPU", "no TPU is attached to this machine", why=why, hint=hint)
 
 
-def prepare_jax(device: str = "auto", root: Path = ROOT) -> Device:
+def prepare_jax(
+    device: str = "auto",
+    root: Path = ROOT,
+    hosts: Hosts | None = None,
+    give_up: Callable[[MachineError], None] = lambda error: None,
+) -> Device:
     """Bring JAX up on one platform, with its compilation cache; raises MachineError if that fails.
 
     `--device auto` is a TPU where one is attached, else CUDA where JAX's plugin is installed, else
@@ -192,7 +200,7 @@ def prepare_jax(device: str = "auto", root: Path = ROOT) -> Device:
 
     Compiled programs are kept in `$XDG_CACHE_HOME/svgen/compile/JAX_VERSION-PLATFORM`, or where
     JAX_COMPILATION_CACHE_DIR says. They are executable code: a folder that others can write is not
-    used, and a warning says so.
+    used, and a warning says so. With `hosts`, the other processes are waited for (`hosts.meet`).
     """
     choice = choose(device, root)
     if choice.platforms is not None:
@@ -202,6 +210,8 @@ def prepare_jax(device: str = "auto", root: Path = ROOT) -> Device:
         jax.config.update("jax_platforms", choice.platforms)
     named = (choice.platforms or os.environ["JAX_PLATFORMS"]).split(",")[0]
     warnings = _enable_cache(jax, named)
+    if hosts:
+        meet(jax, hosts, give_up)
     devices = _devices(jax, named, root)
     _check_platform(device, devices[0].platform)
     return Device(
@@ -210,6 +220,8 @@ def prepare_jax(device: str = "auto", root: Path = ROOT) -> Device:
         count=len(devices),
         reason=choice.reason,
         warnings=warnings,
+        processes=jax.process_count(),
+        process=jax.process_index(),
     )
 
 

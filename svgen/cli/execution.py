@@ -15,6 +15,7 @@ import numpy as np
 
 from svgen import __version__
 from svgen.cli.endings import explain
+from svgen.cli.hosts import PeerWatch, lost
 from svgen.cli.output import NORMAL, Console
 from svgen.cli.stopping import Stop, stopping_between_steps
 from svgen.cli.watch import Watch
@@ -102,12 +103,51 @@ def stages_of(console: Console) -> "Stage":
     return stage
 
 
+class Team:
+    """The processes that make one video: this one of them, and whether it writes."""
+
+    def __init__(self, console: Console, count: int = 1, index: int = 0):
+        self.console, self.count, self.writes = console, count, index == 0
+
+    @contextmanager
+    def watched(self, saved: "Saved") -> Iterator[None]:
+        """End this process, its state saved, when another one dies in the block.
+
+        Whoever waits for a dead process waits for ever, or gets an error of no meaning.
+        """
+        if self.count == 1:
+            yield
+            return
+
+        def end(why: str) -> None:
+            self.console.leave(saved.explain(lost(why)))
+
+        watch = PeerWatch(self.count, end)
+        watch.start()
+        try:
+            yield
+        except RuntimeError as error:  # of a collective that lacks a member, most likely
+            if "RESOURCE_EXHAUSTED" in str(error):
+                raise
+            end(str(error).strip().splitlines()[0][:300])
+        finally:
+            watch.end()
+
+    def wait(self) -> None:
+        """Wait until all are done, so that nobody who leaves early looks dead."""
+        if self.count > 1:
+            from jax.experimental.multihost_utils import sync_global_devices
+
+            sync_global_devices("svgen is done")
+
+
 class Saved:
     """The state of a run on disk: read at its start, written now and then, deleted at its end."""
 
-    def __init__(self, console: Console, path: Path, request: Request):
-        self.console, self.path, self.request = console, path, request
+    def __init__(self, console: Console, path: Path, request: Request, team: Team):
+        self.console, self.path, self.request, self.team = console, path, request, team
         self.written = time.monotonic()
+        self.last: dict[str, np.ndarray] = {}  # in a team, whose buffers may die with a peer
 
     def read(self, pipeline: "Pipeline") -> "DenoiseState | None":
         """The state to go on from, if a former run has left one."""
@@ -123,18 +163,29 @@ class Saved:
 
     def write(self, state: "DenoiseState", *, least_s: float = 0.0) -> None:
         """Write a state, unless the last one is younger than `least_s`."""
-        if time.monotonic() - self.written < least_s:
+        if self.team.count > 1:
+            self.last = {name: np.array(value) for name, value in state._asdict().items()}
+        if time.monotonic() - self.written < least_s or not self.team.writes:
             return
-        save_state(self.path, state._asdict(), self.request)
+        self._save(state._asdict())
+
+    def _save(self, state: Mapping[str, np.ndarray]) -> None:
+        save_state(self.path, state, self.request)
         self.written = time.monotonic()
         self.console.event("saved", kind="state", path=self.path)
 
-    def explain(self, error: BaseException, step: int) -> SvgenError:
-        """Say how to go on after an error that came behind `step`."""
+    def explain(self, error: BaseException, state: "DenoiseState | None" = None) -> SvgenError:
+        """Say how to go on after an error: after `state`, which is saved, or the last one that is
+        known.
+        """
         problem = explain(error)
-        problem.details["state"] = str(self.path)
-        again = f"the same command with --seed {self.request.seed} goes on after step {step}"
-        problem.hint = f"{problem.hint}; {again}" if problem.hint else again
+        if state is None and self.last:
+            self._save(self.last)
+        step = int(state.step if state is not None else self.last.get("step", 0))
+        if step:
+            problem.details["state"] = str(self.path)
+            again = f"the same command with --seed {self.request.seed} goes on after step {step}"
+            problem.hint = f"{problem.hint}; {again}" if problem.hint else again
         return problem
 
     def delete(self) -> None:
@@ -184,7 +235,7 @@ def _pause(saved: Saved, state: "DenoiseState", stop: Stop) -> None:
     try:
         stop.raise_if_wanted()
     except KeyboardInterrupt as error:
-        raise saved.explain(error, int(state.step)) from error
+        raise saved.explain(error, state) from error
 
 
 def _watched(console: Console, chunks: Iterator[np.ndarray], frames: int) -> Iterator[np.ndarray]:
@@ -235,27 +286,46 @@ def make_video(
     target: Path,
     *,
     keep_latents: bool,
+    team: Team | None = None,
     **options: Any,
-) -> tuple[Written, Path, dict[str, int]]:
+) -> tuple[Written | None, Path, dict[str, int]]:
     """Run one request from prompt to MP4; also returns where its latents are kept, and its calls by
     route. The latents are saved before decoding, and deleted when the MP4 is whole.
+
+    Of a team, one process writes; the others work with it and return no file.
     """
-    saved = Saved(console, state_path(target, request), request)
-    latents, calls = denoise(console, pipeline, request, saved)
-    kept = latents_path(target, request)
-    save_latents(kept, latents, request)
-    saved.delete()
-    try:
+    team = team or Team(console)
+    saved = Saved(console, state_path(target, request), request, team)
+    with team.watched(saved):
+        latents, calls = denoise(console, pipeline, request, saved)
+        if not team.writes:
+            for _ in pipeline.decode(latents, request):
+                pass
+            team.wait()
+            return None, target, calls
+        saved.last = {}  # the latents are worth more
+        kept = latents_path(target, request)
+        save_latents(kept, latents, request)
+        saved.delete()
         console.detail(f"latents saved: {kept}")
         console.event("saved", kind="latents", path=kept)
-        written = decode(console, pipeline, latents, request, target, **options)
-    except (Exception, KeyboardInterrupt) as error:
-        problem = explain(error)
-        problem.details["latents"] = str(kept)
-        again = f"the latents are kept: svgen decode {shlex.quote(str(kept))} -o NAME.mp4"
-        problem.hint = f"{problem.hint}; {again}" if problem.hint else again
-        raise problem from error
+        with keeping(kept):
+            written = decode(console, pipeline, latents, request, target, **options)
+        team.wait()
     if not keep_latents:
         with suppress(OSError):
             kept.unlink()
     return written, kept, calls
+
+
+@contextmanager
+def keeping(latents: Path) -> Iterator[None]:
+    """Say, with whatever ends the block, that the latents are kept and how to decode them."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        problem = explain(error)
+        problem.details["latents"] = str(latents)
+        again = f"the latents are kept: svgen decode {shlex.quote(str(latents))} -o NAME.mp4"
+        problem.hint = f"{problem.hint}; {again}" if problem.hint else again
+        raise problem from error

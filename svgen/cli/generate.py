@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from svgen.cli.hosts import hosts_options
 from svgen.cli.options import (
     DURATION,
     RESOLUTION,
@@ -20,10 +21,11 @@ from svgen.hub.source import DEMO_NAME
 
 def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, Any]:
     """Run what was planned; returns the data of the result."""
-    from svgen.cli.execution import make_video, open_fetched, recipe_of, target_of
+    from svgen.cli.execution import Team, make_video, open_fetched, recipe_of, target_of
 
     request = run.request
     pipeline = run.pipeline
+    team = Team(console, run.device.processes, run.device.process)
     if pipeline is None:
         pipeline = open_fetched(console, run.model, request.dtype, options)
         pipeline.check(request)
@@ -38,10 +40,15 @@ def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, A
             request,
             target,
             keep_latents=options["keep_latents"],
+            team=team,
             recipe=recipe,
             overwrite=options["overwrite"],
         )
-    found = {"bytes": written.size_bytes, "calls": calls, "timings": dict(console.timings)}
+    found = {
+        "bytes": written.size_bytes if written else 0,
+        "calls": calls,
+        "timings": dict(console.timings),
+    }
     data = {**describe(run), **found}
     return data | ({"latents": str(latents)} if options["keep_latents"] else {})
 
@@ -83,6 +90,7 @@ def _say_plan(console: Console, run: Run) -> None:
 )
 @rare_option("--truncate", is_flag=True, default=None, help="Cut prompts over 512 tokens.")
 @rare_option("--mesh", default="auto", metavar="CFGxSEQ", help="How chips share the run.")
+@hosts_options
 @rare_option("--dtype", type=click.Choice(DTYPES), default="auto", help="Of weights and products.")
 @rare_option("--keep-latents", is_flag=True, help="Keep the latents beside the MP4.")
 @rare_option("--no-metadata", is_flag=True, help="Store no recipe in the MP4.")
@@ -105,7 +113,10 @@ def command(console: Console, **options: Any) -> None:
     from svgen.cli.execution import stages_of
 
     options["json"] = console.json
-    run = plan_run(options, origins_of(click.get_current_context()), stages_of(console))
+    origins = origins_of(click.get_current_context())
+    run = plan_run(options, origins, stages_of(console), console.leave)
+    if run.device.process > 0:
+        console.mute()
     if options["skip_existing"] and run.output.exists():
         console.note(f"{run.output} is there already: nothing to do")
         console.result({**describe(run), "skipped": True}, [str(run.output)])

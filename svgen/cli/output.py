@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path, PurePath
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from svgen import __version__
 from svgen.cli.endings import explain
@@ -90,6 +90,7 @@ class Console:
     ):
         self.command, self.verbosity, self.json, self.color = command, verbosity, json, color
         self.events = events  # of the run, as JSON lines; only with `json`
+        self.muted = False
         self.warnings: list[str] = []
         self.timings: dict[str, float] = {}  # stage -> seconds
         self.exit_code = 0
@@ -108,6 +109,10 @@ class Console:
         if not color_wanted(stream or sys.stdout, self.color):
             return text
         return f"\x1b[{COLORS[color]}m{text}\x1b[0m"
+
+    def mute(self) -> None:
+        """Say nothing from now on but errors: another process speaks for this one."""
+        self.verbosity, self.json, self.events, self.muted = QUIET, False, False, True
 
     def note(self, text: str) -> None:
         """Say something useful to everyone."""
@@ -134,7 +139,7 @@ class Console:
         """
         assert self._data is None, "a command has one result"
         self._data = data
-        if not self.json:
+        if not self.json and not self.muted:
             self._emit("".join(f"{line}\n" for line in lines))
         if error is not None:
             self.fail(error)
@@ -160,6 +165,17 @@ class Console:
         if self.debug and problem.code == "E_INTERNAL":
             self._say("".join(traceback.format_exception(error)).rstrip(), QUIET)
         self.fail(problem)
+
+    def leave(self, error: SvgenError) -> NoReturn:
+        """Report an error and end the process at once, from any thread: what Python or JAX would
+        wait for never comes.
+        """
+        self.fail(error)
+        self.finish()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+        os._exit(error.exit_code)
 
     def finish(self) -> None:
         """Write the one JSON object. Nothing without `--json`."""

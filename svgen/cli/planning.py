@@ -7,13 +7,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from svgen.catalog import read_sampling, sampling_of
 from svgen.cli.device import Device, no_tpu, prepare_jax
+from svgen.cli.hosts import hosts_of, shared_seed
 from svgen.cli.naming import output_path
 from svgen.cli.resolve import Resolved, read_prompt, recipe_model, resolve
 from svgen.cli.settings import FLAG, rank
@@ -79,14 +80,17 @@ def plan_run(
     options: Mapping[str, Any],
     origins: Mapping[str, str] | None = None,
     stage: "Stage" = nullcontext,
+    give_up: Callable[[SvgenError], None] = lambda error: None,
 ) -> Run:
     """Resolve and check everything that can be known before weights are loaded, and raise all
-    problems at once. `origins` says where each option that was set came from.
+    problems at once. `origins` says where each option that was set came from; `give_up` ends the
+    process with an error where other processes do not come.
     """
     said, problems, machine = origins or {}, Collected(), Collected()
     options = problems.get(lambda: settle(options, said), options)
     chosen = options["device"] != "auto" or bool(os.environ.get("JAX_PLATFORMS"))
-    device = problems.get(lambda: prepare_jax(options["device"]))
+    hosts = problems.get(lambda: hosts_of(options))
+    device = problems.get(lambda: prepare_jax(options["device"], hosts=hosts, give_up=give_up))
     platform = device.platform if device else "cpu"
     recipe = problems.get(lambda: read_request(options["source"]), {"prompt": UNREAD})
     model = machine.get(lambda: choose_model(options, recipe, platform), "")
@@ -112,6 +116,9 @@ def plan_run(
         parameters=pipeline.parameters if pipeline else None,
     )
     problems += resolved.problems
+    if device and device.processes > 1 and resolved.origin.get("seed") == "drawn":
+        seed = shared_seed(resolved.request.seed)
+        resolved = replace(resolved, request=replace(resolved.request, seed=seed))
     sized = not resolved.problems
     output = problems.get(lambda: plan_output(options, resolved.request, sized=sized))
     if pipeline:

@@ -46,6 +46,7 @@ GROWTH = (0.65, 1.6)  # first and last radius, in radii of the size
 BOUNCE = 0.34  # height
 BOUNCES = 2  # a clip
 ORBIT = 0.21  # radius of the one clockwise turn
+MIDDLE = 0.6  # paths lie in this middle part of their free range: they are learnt much sooner
 HELD_OUT_SHARE = 0.12
 
 
@@ -99,6 +100,7 @@ def sample(rng: np.random.Generator, *, held_out: bool = False) -> Scene:
         if has_contrast(words["color"], words["background"]) and is_held_out(**words) == held_out:
             break
     x, y, pace, phase = (float(value) for value in rng.random(4))
+    x, y = (0.5 + MIDDLE * (value - 0.5) for value in (x, y))
     return Scene(**words, size=_choose(rng, SIZES), x=x, y=y, pace=pace, phase=phase)
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -100,7 +100,7 @@ def _trained_vae(folder: Path) -> Vae:
 @click.option("--seed", default=1)
 @click.pass_obj
 def latents(folder: Path, clips: int, seed: int) -> None:
-    """Encode the clips that the flow is trained on, and take the statistics of their latents."""
+    """Encode clips that the flow is trained on; further seeds add further clips."""
     vae = _trained_vae(folder)
     graph, weights = nnx.split(vae)
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
@@ -119,24 +119,27 @@ def latents(folder: Path, clips: int, seed: int) -> None:
         if count % 200 < batch:
             click.echo(f"{count} clips, {(time.perf_counter() - start) / count:.3f} s a clip")
     bank = np.concatenate(found)
-    sample = bank[:500].astype(np.float32)
-    numbers = {
-        "mean": sample.mean(axis=(0, 1, 2, 3)).tolist(),
-        "std": sample.std(axis=(0, 1, 2, 3)).tolist(),
-        "seed": seed,
-    }
-    np.save(folder / "latents.npy", bank)
-    (folder / "statistics.json").write_text(json.dumps(numbers))
+    np.save(folder / f"latents-{seed}.npy", bank)
+    drawn = [asdict(one) for one in drawn[: len(bank)]]
+    (folder / f"latents-{seed}.json").write_text(json.dumps(drawn))
+    if not (folder / "statistics.json").exists():  # those of the first bank stay
+        sample = bank[:500].astype(np.float32)
+        numbers = {
+            "mean": sample.mean(axis=(0, 1, 2, 3)).tolist(),
+            "std": sample.std(axis=(0, 1, 2, 3)).tolist(),
+        }
+        (folder / "statistics.json").write_text(json.dumps(numbers))
 
 
 def _bank(folder: Path) -> tuple[np.ndarray, list[scenes.Scene]]:
-    """Normalised latents and their scenes, drawn again from the same seed."""
+    """Normalised latents of all seeds, and their scenes."""
     numbers = json.loads((folder / "statistics.json").read_text())
-    bank = np.load(folder / "latents.npy")
     mean, std = (np.asarray(numbers[name], np.float32) for name in ("mean", "std"))
-    rng = np.random.default_rng(numbers["seed"])
-    drawn = [scenes.sample(rng) for _ in range(len(bank))]
-    return ((bank - mean) / std).astype(np.float16), drawn
+    banks, drawn = [], []
+    for path in sorted(folder.glob("latents-*.npy")):
+        banks.append(((np.load(path) - mean) / std).astype(np.float16))
+        drawn += [scenes.Scene(**one) for one in json.loads(path.with_suffix(".json").read_text())]
+    return np.concatenate(banks), drawn
 
 
 @main.command()

@@ -28,6 +28,7 @@ from svgen.tokenizer import Tokenizer, pad_ids
 TEXT_ROWS = 32  # the longest caption has 21 tokens; rows past it are padding, as in a run
 DROPPED_CAPTIONS = 0.1
 AVERAGE_DECAY = 0.999
+SHIFT = 5.0  # of the noise levels: where things are and go is decided while little is seen
 
 
 class Networks(NamedTuple):
@@ -132,7 +133,7 @@ def loss(networks: Networks, weights: Any, batch: Batch, key: jax.Array) -> jax.
     noise = jax.random.normal(noise_key, batch.latents.shape, jnp.float32)
     count = len(batch.latents)
     even = (jnp.arange(count) + jax.random.uniform(time_key, (count,))) / count
-    sigma = 2.0 * even / (1.0 + even)
+    sigma = SHIFT * even / (1.0 + (SHIFT - 1.0) * even)
     level = sigma[:, None, None, None, None]
     mixed = (1 - level) * batch.latents + level * noise
     model = nnx.merge(networks.transformer, cast[1])

@@ -1,0 +1,117 @@
+"""Two real processes that make one video over loopback; flags that do not fit; one that dies."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from svgen.cli import run
+from tests.helpers import ROOT, run_svgen
+from tests.videos import decoded
+
+TINY = "tests/golden/tiny"
+ARGS = ("a red ball", "--model", TINY, "--res", "64x48", "--frames", "5", "--mesh", "1x2")
+SHORT_WAIT = "from svgen.cli import hosts, main\nhosts.MEET_S = 3\nmain()"
+ENDLESS = ("--steps", "1000")
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory):
+    home = tmp_path_factory.mktemp("shared")
+    names = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "TMPDIR")
+    return dict.fromkeys(names, str(home)) | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(index: int, port: int, path, env, *more: str, code: str = "", count: int = 2):
+    program = ("-c", code) if code else ("-m", "svgen")
+    hosts = ("--coordinator", f"127.0.0.1:{port}", "--num-processes", str(count))
+    flags = (*hosts, "--process-id", str(index), "-o", str(path), "--json")
+    return subprocess.Popen(
+        [sys.executable, *program, "generate", *ARGS, *flags, *more],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_processes_make_the_video_of_one(env, port, tmp_path):
+    """The seed is drawn by one and told to the other; only one writes and prints."""
+    paths = [tmp_path / "first" / "x.mp4", tmp_path / "second" / "x.mp4"]
+    for path in paths:
+        path.parent.mkdir()
+    team = [start(index, port, path, env, "--steps", "3") for index, path in enumerate(paths)]
+    (said, heard), (nothing, quiet) = (one.communicate(timeout=300) for one in team)
+    assert [one.returncode for one in team] == [0, 0], heard + quiet
+    assert nothing == ""
+    assert [one.name for one in tmp_path.rglob("*.mp4")] == ["x.mp4"]
+    data = json.loads(said)["data"]
+    assert (data["mesh"], data["output"]) == ("1x2", str(paths[0]))
+    alone = tmp_path / "alone.mp4"
+    args = (*ARGS[:-2], "--steps", "3", "--seed", str(data["seed"]), "-o", str(alone))
+    assert run_svgen("generate", *args, env=env, cwd=ROOT).returncode == 0
+    difference = decoded(alone).astype(int) - decoded(paths[0])
+    assert np.abs(difference).max() <= 2  # another order of sums, then H.264
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_one_dies_the_other_saves_its_state_and_says_so(env, port, tmp_path, victim):
+    paths = [tmp_path / "first" / "x.mp4", tmp_path / "second" / "x.mp4"]
+    for path in paths:
+        path.parent.mkdir()
+    more = (*ENDLESS, "--seed", "3")
+    events = "from svgen.cli import main\nmain()"
+    team = [start(index, port, path, env, *more, code=events) for index, path in enumerate(paths)]
+    for line in team[0].stderr:
+        if line.startswith("denoise:  10%"):
+            break
+    team[victim].send_signal(signal.SIGKILL)
+    other = team[1 - victim]
+    said, heard = other.communicate(timeout=60)
+    team[victim].communicate()
+    assert other.returncode == 3, heard
+    assert "error[E_PEER]" in heard
+    step = int(re.search(r"goes on after step (\d+)", heard)[1])
+    assert step >= 100
+    assert len(list(paths[1 - victim].parent.glob("*.state.safetensors"))) == 1
+    if victim == 1:
+        assert json.loads(said)["error"]["code"] == "E_PEER"
+
+
+def test_process_that_waits_in_vain_says_so(env, port, tmp_path):
+    alone = start(0, port, tmp_path / "x.mp4", env, "--steps", "3", code=SHORT_WAIT)
+    said, heard = alone.communicate(timeout=120)
+    assert alone.returncode == 3, heard
+    assert json.loads(said)["error"]["code"] == "E_PEER"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--num-processes", "2"),
+        ("--coordinator", "127.0.0.1:1", "--num-processes", "2"),
+        ("--coordinator", "127.0.0.1", "--num-processes", "2", "--process-id", "0"),
+        ("--coordinator", "127.0.0.1:1", "--num-processes", "2", "--process-id", "2"),
+        ("--coordinator", "127.0.0.1:1", "--num-processes", "0", "--process-id", "0"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(flags, capsys, tmp_path):
+    arguments = ("generate", *ARGS[:3], "-o", str(tmp_path / "x.mp4"), *flags, "--json")
+    assert run(arguments) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "E_USAGE"
+    assert "--process-id 0" in error["hint"]

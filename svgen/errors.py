@@ -114,6 +114,7 @@ CODES: dict[str, tuple[type[SvgenError], str]] = {
     "E_PROMPT_EMPTY": (UsageError, "the prompt has no text"),
     "E_PROMPT_LONG": (UsageError, "the prompt has more tokens than the text encoder reads"),
     "E_MODEL": (UsageError, "a model that is neither known nor a checkpoint folder"),
+    "E_TPU_NAME": (UsageError, "a name of TPU chips that is not known"),
     "E_MESH": (UsageError, "a split of the run over chips that cannot be made"),
     "E_STATE": (UsageError, "a saved state that is not one of this run"),
     "E_PRESET": (UsageError, "a preset that is unknown or not valid"),

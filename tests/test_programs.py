@@ -10,8 +10,9 @@ from svgen import programs
 from svgen.attention.attend import Setting
 from svgen.config import ModelSpecs, SparsitySchedule, TextSpec, TransformerSpec, VaeSpec
 from svgen.grid import RESOLUTIONS, WAN21, Rules, grid_of
+from svgen.plan import TEXT_ROWS
 from svgen.scheduler import solver_table, start_state
-from tests.shapes import SPECS, TEXT_ROWS
+from svgen.shapes import SPECS
 
 STEPS = 50
 

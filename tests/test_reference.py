@@ -129,10 +129,10 @@ def test_block_bounds_by_hand():
     assert query_block(1, 1) == (1, 1)
     assert query_block(MAX_BLOCK, 10) == (1, MAX_BLOCK)
     assert query_block(MAX_BLOCK + 1, 10) == (2, 513)
-    assert query_block(75_600, 75_600) == (591, 128)  # 4,194,304 / 75,600 = 55 rows: too few
-    assert query_block(75_600, 512) == (74, 1022)
-    assert query_block(32_760, 8192) == (64, 512)
-    assert query_block(302_400, 302_400)[1] == 128
+    assert query_block(75_600, 75_600) == (600, 126)  # 4,194,304 / 75,600 = 55 rows: too few
+    assert query_block(75_600, 512) == (75, 1008)  # no padding, where 74 blocks would need some
+    assert query_block(32_760, 8192) == (65, 504)
+    assert query_block(302_400, 302_400)[1] == 126
 
 
 def test_blocks_cover_all_queries_evenly_within_the_bounds():

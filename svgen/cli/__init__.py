@@ -21,6 +21,7 @@ from svgen.cli.output import Console, abandon_stdout, truthy
 COMMANDS = {  # name -> its line in the help
     "generate": "Make a video from a prompt.",
     "decode": "Make a video from latents that a run has saved.",
+    "plan": "Say what a run takes on TPUs that are not attached.",
     "models": "List, fetch, verify and remove models.",
     "presets": "List, show and check presets.",
     "doctor": "Check this machine: versions, TPU, memory, disk, network.",

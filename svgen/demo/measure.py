@@ -1,7 +1,8 @@
 """Say what a video shows by measuring its pixels, with no knowledge of the prompt.
 
-The background is the colour of most pixels, the object what differs from it by more than half of
-the greatest difference; its motion follows from where the object is and how large in each frame.
+The background is a plane of colour through most pixels, the object what differs from it by more
+than half of the greatest difference; its motion follows from where the object is and how large in
+each frame.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from svgen.demo.scenes import BACKGROUNDS, COLORS, SIZES
 
 UNCLEAR = "unclear"  # the answer where none of the words fits
 SIDE_PX = 64  # frames are averaged down to about this width, which takes noise away too
+LIT = 80.0  # most that light changes a background, in RGB
 SEEN = 45.0  # least difference from the background, in RGB, that is an object
 OBJECT_SHARE = 0.003  # of a clip's pixels lie surely within the object
 PRESENT_SHARE = 0.75  # of the frames must show the object
@@ -51,13 +53,13 @@ class Track:
 def measure(frames: np.ndarray) -> Measured:
     """Measure uint8 frames [T, height, width, 3] of one object before a plain background."""
     video = _shrink(frames)
-    background = np.median(video.reshape(-1, 3), 0)
+    background = _background(video)
     difference = np.linalg.norm(video - background, axis=-1)
     contrast = np.quantile(difference, 1 - OBJECT_SHARE)
     masks = difference > max(contrast / 2, SEEN)
     masks &= _neighbors(masks) >= 3  # single pixels are noise
     shown = masks.any((1, 2))
-    name = nearest(background, BACKGROUNDS)
+    name = nearest(background.mean((0, 1)), BACKGROUNDS)
     if shown.mean() < PRESENT_SHARE:
         return Measured(color=UNCLEAR, shape=UNCLEAR, size=UNCLEAR, motion=UNCLEAR, background=name)
     core = masks & (_neighbors(masks) == 9)
@@ -75,6 +77,19 @@ def measure(frames: np.ndarray) -> Measured:
 def nearest(color: np.ndarray, names: dict[str, tuple[int, int, int]]) -> str:
     """Return the name whose RGB is nearest."""
     return min(names, key=lambda name: np.linalg.norm(color - np.array(names[name])))
+
+
+def _background(video: np.ndarray) -> np.ndarray:
+    """Fit an evenly lit background to the pixels near the middle colour, float32 [h, w, 3]."""
+    near = np.linalg.norm(video - np.median(video.reshape(-1, 3), 0), axis=-1) < LIT
+    count = near.sum(0)
+    mean = (video * near[..., None]).sum(0) / np.maximum(count, 1)[..., None]
+    height, width = count.shape
+    y, x = (axis.ravel() for axis in np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j])
+    plane = np.stack([np.ones_like(x), x, y], 1)
+    weight = np.sqrt(count.reshape(-1, 1))
+    fit = np.linalg.lstsq(weight * plane, weight * mean.reshape(-1, 3), rcond=None)[0]
+    return (plane @ fit).reshape(height, width, 3).clip(0, 255).astype(np.float32)
 
 
 def _shrink(frames: np.ndarray) -> np.ndarray:

@@ -34,19 +34,21 @@ BACKGROUNDS = {
     "navy": (20, 25, 90),
 }
 SHAPES = ("ball", "square", "triangle", "star")
-SIZES = {"small": 0.09, "big": 0.16}  # radius of the ball; the other shapes have about its area
+SIZES = {"small": 0.12, "big": 0.18}  # radius of the ball; the other shapes have about its area
 MOTIONS = ("right", "left", "up", "down", "still", "growing", "bouncing", "circling")
 
 CONTRAST = 90.0  # least distance in RGB between an object and its background
 MARGIN = 0.02  # between an object and the frame's edge
 REACH = {"ball": 1.0, "square": 0.89, "triangle": 1.38, "star": 1.32}  # from the centre, in radii
 DIRECTIONS = {"right": (1.0, 0.0), "left": (-1.0, 0.0), "up": (0.0, -1.0), "down": (0.0, 1.0)}
-TRAVEL = (0.42, 0.52)  # of the four straight motions
+TRAVEL = (0.38, 0.44)  # of the four straight motions
 GROWTH = (0.65, 1.6)  # first and last radius, in radii of the size
 BOUNCE = 0.34  # height
 BOUNCES = 2  # a clip
 ORBIT = 0.21  # radius of the one clockwise turn
-MIDDLE = 0.6  # paths lie in this middle part of their free range: they are learnt much sooner
+MIDDLE = 0.4  # paths lie in this middle part of their free range: they are learnt much sooner
+SPREAD = 0.15  # of the phases, in turns
+LIGHT = (12.0, 24.0)  # how much brighter than the middle the right and the upper edge are, in RGB
 HELD_OUT_SHARE = 0.12
 
 
@@ -70,17 +72,19 @@ def render(scene: Scene, *, frames: int = 33, size_px: int = 128) -> np.ndarray:
     time = np.linspace(0.0, 1.0, frames)
     centers, radii = centers_of(scene, time) * size_px, radii_of(scene, time) * size_px
     distance = DISTANCES[scene.shape]
-    blend = _blend(scene)
+    color = np.array(COLORS[scene.color], np.float32)
+    stage = lit_background(scene, size_px)
     video = np.empty((frames, size_px, size_px, 3), np.uint8)
-    video[:] = blend[0]
+    video[:] = np.rint(stage)
     for picture, center, radius in zip(video, centers, radii, strict=True):
         reach = REACH[scene.shape] * radius + 1.0
         x0, y0 = np.floor(center - reach).astype(int).clip(0)
         x1, y1 = np.ceil(center + reach).astype(int)
         x = np.arange(x0, x1, dtype=np.float32)[None, :] + np.float32(0.5 - center[0])
         y = np.arange(y0, y1, dtype=np.float32)[:, None] + np.float32(0.5 - center[1])
-        coverage = (0.5 - distance(x, y, np.float32(radius))).clip(0.0, 1.0)
-        picture[y0:y1, x0:x1] = blend[(255 * coverage + 0.5).astype(np.uint8)]
+        coverage = (0.5 - distance(x, y, np.float32(radius))).clip(0.0, 1.0)[:, :, None]
+        behind = stage[y0:y1, x0:x1]
+        picture[y0:y1, x0:x1] = np.rint(behind + coverage * (color - behind))
     return video
 
 
@@ -101,6 +105,7 @@ def sample(rng: np.random.Generator, *, held_out: bool = False) -> Scene:
             break
     x, y, pace, phase = (float(value) for value in rng.random(4))
     x, y = (0.5 + MIDDLE * (value - 0.5) for value in (x, y))
+    phase = SPREAD * (phase - 0.5) % 1.0
     return Scene(**words, size=_choose(rng, SIZES), x=x, y=y, pace=pace, phase=phase)
 
 
@@ -184,11 +189,15 @@ DISTANCES: dict[str, Callable] = {
 }
 
 
-def _blend(scene: Scene) -> np.ndarray:
-    """Return the colours from no to full coverage, uint8 [256, 3]."""
-    ends = np.array([BACKGROUNDS[scene.background], COLORS[scene.color]], np.float64)
-    share = np.linspace(0.0, 1.0, 256)[:, None]
-    return np.rint(ends[0] * (1 - share) + ends[1] * share).astype(np.uint8)
+def lit_background(scene: Scene, size_px: int) -> np.ndarray:
+    """Light the background from the upper right, float32 [size_px, size_px, 3].
+
+    A rotary transformer knows no absolute place: without light, an even background gives none.
+    """
+    across = np.linspace(-1.0, 1.0, size_px, dtype=np.float32)
+    light = LIGHT[0] * across[None, :] - LIGHT[1] * across[:, None]
+    color = np.array(BACKGROUNDS[scene.background], np.float32)
+    return (color + light[:, :, None]).clip(0.0, 255.0).astype(np.float32)
 
 
 def _choose(rng: np.random.Generator, words: dict | tuple) -> str:

@@ -28,6 +28,7 @@ from svgen.tokenizer import Tokenizer, pad_ids
 TEXT_ROWS = 32  # the longest caption has 21 tokens; rows past it are padding, as in a run
 DROPPED_CAPTIONS = 0.1
 AVERAGE_DECAY = 0.999
+MUON_RATE = 3.0  # of the layers' matrices, as a multiple of that of the rest
 SHIFT = 5.0  # of the noise levels: where things are and go is decided while little is seen
 
 
@@ -169,7 +170,8 @@ def optimizer(steps: int, rate: float) -> optax.GradientTransformation:
     warm_up = min(100, steps // 10)
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warm_up, steps, rate / 50)
     transform = muon(
-        schedule,
+        lambda count: MUON_RATE * schedule(count),
+        adam_learning_rate=schedule,
         weight_decay=0.01,
         adam_b2=0.99,
         muon_weight_dimension_numbers=_matrices,

@@ -25,9 +25,12 @@ LOWEST = -1e30  # below every score, yet finite: rows of a tile may keep nothing
 
 
 def query_block(queries: int, keys: int) -> tuple[int, int]:
-    """Split `queries` rows into (blocks, rows per block), as evenly as the bounds above allow."""
+    """Split `queries` rows into (blocks, rows per block): evenly, with no row of padding, where up
+    to twice the blocks that the bounds above ask for allow it.
+    """
     rows = max(128, min(MAX_BLOCK, MAX_SCORES // keys))
-    blocks = -(-queries // rows)
+    least = -(-queries // rows)
+    blocks = next((count for count in range(least, 2 * least) if queries % count == 0), least)
     return blocks, -(-queries // blocks)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.aot.cycles import HOST, compile_for
+from svgen.cycles import HOST, compile_for
 
 OPERATION = re.compile(r"= \(?\w+\[([\d,]+)\]\S* (\S+?)\(")
 FREE = {"bitcast", "parameter", "custom-call", "get-tuple-element"}

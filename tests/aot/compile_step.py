@@ -31,8 +31,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from svgen import programs
 from svgen.attention.attend import Setting
 from svgen.grid import RESOLUTIONS, WAN21, grid_of
+from svgen.plan import TEXT_ROWS
 from svgen.presets import load_preset
-from tests.shapes import SPECS, TEXT_ROWS
+from svgen.shapes import SPECS
 
 
 def main(model: str, resolution: str, topology: str, schedule: str = "dense") -> None:

@@ -14,23 +14,25 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.aot import compile_attention, cycles
+from svgen import cycles
+from tests.aot import compile_attention
 
 pytestmark = [
     pytest.mark.aot,
     pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu"),
 ]
-FOLDER = Path(__file__).parent
+COUNT = ("-m", "svgen.cycles")
+COMPILE = (str(Path(__file__).with_name("compile_attention.py")),)
 NEW = jax.__version_info__ >= (0, 12)  # older compilers schedule strided tiles less tightly
 INTERIOR = 1650 if NEW else 1710  # cycles per 2^20 pairs of a whole tile; the roof is about 1,536
 TEMPORARIES = 1 << 20  # bytes
 DENSE_MS, SPARSE_MS = 52.0 if NEW else 52.5, 22.0
 
 
-def run(script: str, lines: list[dict]) -> list[dict]:
-    """Give a script its cases, and read what it found."""
+def run(program: tuple[str, ...], lines: list[dict]) -> list[dict]:
+    """Give a program its cases, and read what it found."""
     done = subprocess.run(
-        [sys.executable, str(FOLDER / script)],
+        [sys.executable, *program],
         input="".join(json.dumps(line) + "\n" for line in lines),
         capture_output=True,
         encoding="utf-8",
@@ -45,7 +47,7 @@ def run(script: str, lines: list[dict]) -> list[dict]:
 
 def test_schedule_reaches_its_targets_at_720p():
     dense, spatial, temporal = run(
-        "cycles.py", [{"route": route} for route in ("dense", "spatial", "temporal")]
+        COUNT, [{"route": route} for route in ("dense", "spatial", "temporal")]
     )
     for found in (dense, spatial, temporal):
         assert 1431 < found["interior"] <= INTERIOR, found["route"]
@@ -57,7 +59,7 @@ def test_schedule_reaches_its_targets_at_720p():
 
 
 def test_schedule_reaches_its_targets_at_1440p():
-    for found in run("cycles.py", [{"positions": 14400, "route": "temporal"}]):
+    for found in run(COUNT, [{"positions": 14400, "route": "temporal"}]):
         assert 1431 < found["interior"] <= INTERIOR
         assert found["temporaries"] < TEMPORARIES
 
@@ -68,12 +70,12 @@ def test_kernels_compile_for_other_chips():
         {"chip": "v5p", "route": "spatial", "positions": 8160},
         {"chip": "tpu7x", "route": "temporal", "positions": 3600},
     ]
-    for found in run("cycles.py", cases):
+    for found in run(COUNT, cases):
         assert found["temporaries"] < TEMPORARIES
 
 
 def test_whole_call_moves_no_tokens():
-    (found,) = run("compile_attention.py", [{"chip": "v6e", "frames": 21, "positions": 3600}])
+    (found,) = run(COMPILE, [{"chip": "v6e", "frames": 21, "positions": 3600}])
     assert found["kernels"] == 7
     assert found["moves"] == []
     assert found["temporaries"] < TEMPORARIES

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.aot.cycles import Case, count, set_environment
+from svgen.cycles import Case, count, set_environment
 
 CONTIGUOUS = itertools.product((2048, 3328, 4096), (2048, 3072), (512, 1024))
 STRIDED_ROWS = itertools.product((2048, 3072, 4096), (2560, 3840), (1024,))

@@ -18,6 +18,7 @@ from svgen.demo.scenes import (
     centers_of,
     has_contrast,
     is_held_out,
+    lit_background,
     radii_of,
     render,
     sample,
@@ -41,7 +42,7 @@ def key_of(scene):
 
 
 def object_pixels(scene, frames):
-    return (frames != np.array(BACKGROUNDS[scene.background], np.uint8)).any(-1)
+    return (frames != np.rint(lit_background(scene, frames.shape[1]))).any(-1)
 
 
 def test_scenes_repeat_when_the_seed_does():
@@ -57,7 +58,8 @@ def test_frames_have_the_shape_asked_for():
 
 def test_ball_has_its_area_color_and_place():
     middle = render(SCENE, frames=3)[1]
-    share = (255 - middle[..., 1].astype(float) - 10) / (245 - COLORS["red"][1])
+    behind = lit_background(SCENE, 128)[..., 1]
+    share = (behind - middle[..., 1]) / (behind - COLORS["red"][1])
     assert share.sum() == pytest.approx(np.pi * (SIZES["small"] * 128) ** 2, rel=0.01)
     assert tuple(middle[64, 64]) == COLORS["red"]
     assert np.average(np.arange(128) + 0.5, weights=share.sum(0)) == pytest.approx(64, abs=0.05)
@@ -98,6 +100,14 @@ def test_object_moves_far_unless_it_stays_or_grows(motion):
 def test_object_goes_the_way_that_the_motion_names(motion, way):
     first, last = centers_of(replace(SCENE, motion=motion), np.array([0.0, 1.0]))
     assert np.sign(np.round(last - first, 6)).tolist() == list(way)
+
+
+def test_light_tells_every_place_of_a_background_from_its_neighbours():
+    for name in BACKGROUNDS:
+        lit = lit_background(replace(SCENE, background=name), 128).sum(-1)
+        rows, columns = np.diff(lit[:, 0]), np.diff(lit[64])
+        assert (rows <= 0).all() and (columns >= 0).all()
+        assert (rows < 0).mean() > 0.3 or (columns > 0).mean() > 0.3
 
 
 def test_samples_held_out_and_not_are_disjoint_and_cover_every_word():

@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.shapes import SPECS
+from svgen.shapes import SPECS
 
 SPEC = SPECS["wan2.1-1.3b"]
 CASES = {  # name -> (part, type, number of shards, type it is loaded as)

@@ -1,8 +1,6 @@
-"""The true sizes of the models that svgen runs, as their config.json files say them."""
+"""The sizes of the models of the catalog, as their config.json files say them."""
 
 from svgen.config import ModelSpecs, TextSpec, TransformerSpec, VaeSpec
-
-TEXT_ROWS = 128  # a prompt of up to 127 tokens
 
 LATENTS_MEAN = (
     -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,

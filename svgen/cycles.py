@@ -1,6 +1,6 @@
 """Counts the cycles that the TPU compiler schedules for an attention kernel, without a TPU.
 
-    echo '{"route": "temporal"}' | python tests/aot/cycles.py
+    echo '{"route": "temporal"}' | python -m svgen.cycles
 
 Reads cases, one JSON object a line (the fields of `Case`), compiles each for one chip with libtpu
 and prints what it found as JSON. The compiler is told to dump the final schedule: one bundle is one
@@ -40,13 +40,14 @@ UNITS = ("MXU", "XLU", "VALU", "VPOP", "EUP", "VLD", "FILL", "VST", "SPILL", "SA
 VECTOR = tuple(UNITS.index(unit) for unit in ("MXU", "XLU", "VALU"))
 BODY = 40  # bundles that a body has at least
 PAIRS = 1 << 20
+SPLASH = 3024, 2048, 1024  # queries, keys, keys computed at a time: what suits JAX's kernel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
     """One kernel call on one geometry."""
 
-    route: str = "dense"
+    route: str = "dense"  # of `masks.ROUTES`, or "splash": JAX's own kernel, dense
     mode: str = "rounded"
     online: bool = False
     frames: int = 21
@@ -182,10 +183,44 @@ def predict(table, bundles: int, bodies: list[int]) -> dict:
     }
 
 
+def count_splash(case: Case, dump: Path) -> dict:
+    """Count JAX's own kernel with a full mask: its largest body alone, for all pairs."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental.pallas.ops.tpu import splash_attention
+
+    queries, keys, step = SPLASH
+    tokens = case.frames * case.positions
+    rows, columns = (-(-tokens // side) * side for side in (queries, keys))  # no ragged tiles
+    mask = splash_attention.MultiHeadMask([splash_attention.FullMask((rows, columns))] * case.heads)
+    blocks = splash_attention.BlockSizes(block_q=queries, block_kv=keys, block_kv_compute=step)
+    kernel = splash_attention.make_splash_mha_single_device(mask, block_sizes=blocks)
+    shapes = [(case.heads, side, case.head_size) for side in (rows, columns, columns)]
+    start = time.perf_counter()
+    compile_for(case.chip, kernel, tuple(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes))
+    bodies = []
+    for schedule in dump.glob("*splash*[0-9]-final_bundles.txt"):
+        name = schedule.name.rsplit("-", 2)[0]
+        (usage,) = dump.glob(f"{name}-*final_hlo-static-per-bundle-utilization.txt")
+        found = find_bodies(read_schedule(schedule)[1], read_usage(usage))
+        bodies += [region.bundles for region in found]
+    interior = max(bodies) / (queries * keys / PAIRS)
+    cycles = int(interior * tokens**2 / PAIRS)
+    return {
+        "interior": round(interior, 1),
+        "per_pairs": round(interior, 1),
+        "cycles_per_head": cycles,
+        "ms": round(cycles * case.heads / HERTZ[case.chip] * 1e3, 2),
+        "compile_s": round(time.perf_counter() - start, 1),
+    }
+
+
 def count(case: Case, dump: Path) -> dict:
     """Compile one case and count."""
     shutil.rmtree(dump, ignore_errors=True)
     dump.mkdir()
+    if case.route == "splash":
+        return count_splash(case, dump)
     table, call, arguments = build(case)
     start = time.perf_counter()
     compiled = compile_for(case.chip, call, arguments)
@@ -211,7 +246,6 @@ def main() -> None:
     """Count the cases on stdin."""
     dump = Path(tempfile.mkdtemp(prefix="svgen-cycles-"))
     set_environment(dump)
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     try:
         for line in sys.stdin:
             case = Case(**json.loads(line))

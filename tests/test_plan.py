@@ -1,0 +1,90 @@
+"""Plans: names of TPUs, sums worked out by hand, and the command's errors. Compiling is for aot."""
+
+import pytest
+
+from svgen.cli import run
+from svgen.config import SparsitySchedule
+from svgen.errors import UsageError
+from svgen.grid import WAN21, grid_of
+from svgen.hlo import Cost
+from svgen.plan import Compiled, Job, exchange_seconds, parse_slice, step_seconds
+from svgen.shapes import SPECS
+from tests.helpers import json_of, run_svgen
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "topology"),
+    [
+        ("v6e-8", 8, "v6e:2x4"),
+        ("v6e-1", 1, "v6e:2x2x1"),
+        ("v5e-4", 4, "v5e:2x4"),
+        ("v5p-8", 4, "v5p:2x2x1"),
+        ("v7x-8", 8, "tpu7x:2x2x2"),
+    ],
+)
+def test_names_of_tpus(name, chips, topology):
+    found = parse_slice(name)
+    assert (found.chips, found.topology) == (chips, topology)
+
+
+@pytest.mark.parametrize("name", ["v6e", "v6e-7", "v9z-8", "v5p-5", "", "v6e-0", "x" * 500])
+def test_unknown_tpus_are_refused_with_those_that_work(name):
+    with pytest.raises(UsageError) as caught:
+        parse_slice(name)
+    assert caught.value.code == "E_TPU_NAME"
+    assert len(caught.value.message) < 100
+
+
+def test_a_step_is_its_kernels_its_fusions_and_its_exchanges():
+    specs = SPECS["wan2.1-14b"]
+    job = Job(
+        specs=specs,
+        grid=grid_of(1280, 720, 81, WAN21),
+        steps=50,
+        branches=2,
+        sparsity=SparsitySchedule(band_share=0.3, dense_layers=10),
+        slice=parse_slice("v6e-8"),
+    )
+    cost = Cost(cycles=1.75e9)
+    cost.moved["all-to-all"] = 112e9
+    assert exchange_seconds(job, cost) == pytest.approx(1.0)
+    compiled = Compiled(memory={}, cost=cost, dense_cost=cost)
+    per_head = {"dense": 4e6, "splash": 8e6, "spatial": 1e6, "temporal": 3e6}
+    attention = {route: {"cycles_per_head": cycles} for route, cycles in per_head.items()}
+    found = step_seconds(job, {"dense": compiled, "sparse": compiled}, attention, heads=10)
+    gauge = 40 * 10 * 0.7 * 75_600 / 1.75e9
+    assert found["dense"] == pytest.approx(2 + 40 * 10 * 4e6 / 1.75e9 + gauge)
+    assert found["splash"] == pytest.approx(2 + 40 * 10 * 8e6 / 1.75e9)
+    assert found["sparse"] == pytest.approx(2 + (10 * 4e7 + 30 * 2e7) / 1.75e9 + gauge)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        (("--model", "./folder"), "E_MODEL"),
+        (("--tpu", "v6e-7"), "E_TPU_NAME"),
+        (("--res", "1000x700", "--frames", "80"), "E_SIZE"),
+        (("--preset", "agressive"), "E_PRESET"),
+    ],
+)
+def test_bad_flags_are_found_before_anything_is_compiled(flags, code, capsys):
+    assert run(["plan", *flags, "--json"]) == 2
+    assert f'"code": "{code}"' in capsys.readouterr().out
+
+
+@pytest.mark.aot
+def test_small_plan_is_compiled_once_and_adds_up(tmp_path):
+    flags = ("--model", "wan2.1-1.3b", "--res", "480p", "--frames", "9", "--tpu", "v6e-4")
+    env = {"XDG_CACHE_HOME": str(tmp_path), "XLA_FLAGS": ""}
+    done = run_svgen("plan", *flags, "--json", env=env)
+    assert done.returncode == 0, done.stderr
+    plan = json_of(done)["data"]
+    assert (plan["tpu"], plan["chips"], plan["mesh"], plan["fits"]) == ("v6e-4", 4, "2x2", True)
+    assert 0.6 < plan["hbm_gib_per_chip"]["arguments"] < 1.0  # 2.65 GiB of weights, in four parts
+    assert plan["step_s"]["sparse"] < plan["step_s"]["dense"]
+    assert plan["attention"]["heads_per_chip"] == 6
+    total = 15 * plan["step_s"]["dense"] + 35 * plan["step_s"]["sparse"]
+    assert plan["denoise_s"] == pytest.approx(total)
+    again = run_svgen("plan", *flags, env=env)
+    assert "compiling" not in again.stderr
+    assert max(map(len, again.stdout.splitlines())) <= 80

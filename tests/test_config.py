@@ -10,11 +10,13 @@ from svgen.config import (
     MAX_DIMENSION,
     ModelSpecs,
     Request,
+    SparsitySchedule,
     TextSpec,
     TransformerSpec,
     VaeSpec,
 )
 from svgen.errors import DownloadError
+from svgen.resume import request_from_json
 
 # As in the repositories of Wan 2.1.
 TEXT = {
@@ -337,11 +339,12 @@ REQUEST = Request(
     seed=7,
     item=0,
     preset="480p",
-    schedule="dense",
+    schedule="mine",
+    sparsity=SparsitySchedule(band_share=0.3, dense_steps=10, dense_layers=1),
     dtype="float32",
     truncate=False,
 )
-FINGERPRINT = "6b97a65a13b69169f6213874992dd99660cd8077c6a37a55288281ec1e2b2624"
+FINGERPRINT = "f32c45c4efcfb93fb028c6fd7486e579e2524354ce67bd348e948527d68098dc"
 
 
 def test_fingerprint_is_the_same_in_every_version():
@@ -350,17 +353,31 @@ def test_fingerprint_is_the_same_in_every_version():
 
 def test_fingerprint_changes_with_every_single_field():
     seen = {REQUEST.fingerprint}
+    nested = REQUEST.sparsity
+    for item in dataclasses.fields(SparsitySchedule):
+        value = getattr(nested, item.name)
+        other = dataclasses.replace(nested, **{item.name: (value or 0) + 0.5})
+        seen.add(dataclasses.replace(REQUEST, sparsity=other).fingerprint)
     for item in dataclasses.fields(Request):
         value = getattr(REQUEST, item.name)
-        other = (
-            not value
-            if isinstance(value, bool)
-            else f"{value}x"
-            if isinstance(value, str)
-            else value + 1
-        )
+        if isinstance(value, bool):
+            other = not value
+        elif isinstance(value, SparsitySchedule):
+            other = None
+        else:
+            other = f"{value}x" if isinstance(value, str) else value + 1
         seen.add(dataclasses.replace(REQUEST, **{item.name: other}).fingerprint)
-    assert len(seen) == 1 + len(dataclasses.fields(Request))
+    fields = len(dataclasses.fields(Request)) + len(dataclasses.fields(SparsitySchedule))
+    assert len(seen) == 1 + fields
+
+
+def test_schedule_counts_its_dense_steps_and_keeps_to_its_ranges():
+    schedule = SparsitySchedule(band_share=0.3, dense_steps=0.25)
+    assert schedule.counted(50).dense_steps == 13
+    assert schedule.counted(50).counted(10).dense_steps == 13
+    for name, value in (("band_share", 0.0), ("rows", 0), ("budget", -1.0), ("dense_steps", -1)):
+        with pytest.raises(ValueError, match=name):
+            dataclasses.replace(schedule, **{name: value})
 
 
 def test_fingerprint_knows_absent_from_empty_and_one_field_from_another():
@@ -379,5 +396,5 @@ def test_fingerprint_knows_absent_from_empty_and_one_field_from_another():
 
 def test_request_survives_json():
     request = dataclasses.replace(REQUEST, prompt="\u732b \U0001f408 \"'\n\\", revision=None)
-    again = Request(**json.loads(json.dumps(request.as_json())))
+    again = request_from_json(json.loads(json.dumps(request.as_json())))
     assert again == request and again.fingerprint == request.fingerprint

@@ -383,7 +383,7 @@ def test_warnings_of_the_device_are_shown(planned, monkeypatch):
     from svgen.cli.device import Device
 
     device = Device(platform="cpu", kind="cpu", count=1, reason="", warnings=("no cache",))
-    monkeypatch.setattr(planning, "prepare_jax", lambda _: device)
+    monkeypatch.setattr(planning, "prepare_jax", lambda *_, **__: device)
     assert "no cache" in planned()[1]["warnings"]
 
 

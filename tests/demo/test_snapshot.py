@@ -18,6 +18,7 @@ from svgen.pipeline import Pipeline
 from tests.helpers import json_of, run_svgen
 from tests.videos import decoded
 
+pytestmark = pytest.mark.skipif(not DEMO.exists(), reason="the model is not trained yet")
 PROMPT = "a red ball moving to the right on a white background"
 MOST_BYTES = 12e6
 MOST_RSS_BYTES = 2e9

@@ -247,7 +247,7 @@ def test_tiles_for_a_cpu_meet_the_budget(frames, positions):
     width = band_width(frames, positions, 0.35)
     budget = spatial_pairs(frames, positions, width)
     for table in tables(frames, positions, 0.35, sizes)[1:]:
-        # Of four positions, a temporal tile holds a quarter of all keys: no sum of them comes nearer.
+        # Of four positions, a temporal tile holds a quarter of all keys: nothing comes nearer.
         assert abs(table.kept_pairs - budget) <= max(0.02 * budget, table.kept.max() / 2)
     if positions > 1000:  # the sink is whole tiles
         assert positions % sizes.keys == 0 and sizes.keys > 256

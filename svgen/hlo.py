@@ -58,18 +58,15 @@ def computations(text: str) -> tuple[dict[str, list[str]], str]:
     return found, entry
 
 
-def cost(text: str, choose: Callable[[Iterable[Cost]], Cost] | None = None) -> Cost:
-    """Add up a module. Of the branches of a conditional `choose` takes one: the dearest, if it is
-    not given.
-    """
+def cost(text: str) -> Cost:
+    """Add up a module. Of the branches of a conditional the dearest counts."""
     parts, entry = computations(text)
-    choose = choose or dearest
     known: dict[str, Cost] = {}
 
     def total(name: str) -> Cost:
         if name not in known:
             known[name] = Cost()  # a computation never calls itself
-            known[name] = _sum(parts.get(name, ()), total, parts, choose)
+            known[name] = _sum(parts.get(name, ()), total, parts)
         return known[name]
 
     return total(entry)
@@ -80,16 +77,10 @@ def dearest(costs: Iterable[Cost]) -> Cost:
     return max(costs, key=lambda cost: cost.cycles)
 
 
-def cheapest(costs: Iterable[Cost]) -> Cost:
-    """The branch with fewest cycles."""
-    return min(costs, key=lambda cost: cost.cycles)
-
-
 def _sum(
     lines: Iterable[str],
     total: Callable[[str], Cost],
     parts: dict[str, list[str]],
-    choose: Callable[[Iterable[Cost]], Cost],
 ) -> Cost:
     found = Cost()
     for line in lines:
@@ -102,7 +93,7 @@ def _sum(
         if exchanged:
             found.counts[exchanged[2]] += 1
             found.moved[exchanged[2]] += size_of(exchanged[1])
-        _add_called(found, line, total, parts, choose)
+        _add_called(found, line, total, parts)
     return found
 
 
@@ -111,14 +102,13 @@ def _add_called(
     line: str,
     total: Callable[[str], Cost],
     parts: dict[str, list[str]],
-    choose: Callable[[Iterable[Cost]], Cost],
 ) -> None:
     loop, branches, call = WHILE.search(line), BRANCHES.search(line), CALL.search(line)
     if loop:
         found.add(total(loop[2]), turns(parts.get(loop[1], ())))
     elif branches:
         names = [name.strip().lstrip("%") for name in branches[1].split(",")]
-        found.add(choose([total(name) for name in names]))
+        found.add(dearest([total(name) for name in names]))
     elif call:
         found.add(total(call[1]))
 

@@ -127,7 +127,7 @@ def predict(job: Job) -> dict[str, Any]:
     steps = step_seconds(job, programs, attention, heads)
     memory = last.memory
     limit = job.slice.tpu.hbm_gib * USABLE
-    dense_steps = job.sparsity.dense_steps if job.sparsity else job.steps
+    dense_steps = min(job.sparsity.dense_steps, job.steps) if job.sparsity else job.steps
     total = dense_steps * steps["dense"] + (job.steps - dense_steps) * steps["sparse"]
     return {
         "label": LABEL,
@@ -154,7 +154,6 @@ class Compiled:
 
     memory: dict[str, float]
     cost: "Cost"  # of a sparse step, or of a dense one without sparsity
-    dense_cost: "Cost"  # of a step in which every layer is dense
 
     @classmethod
     def of(cls, job: Job, split: Any, sparsity: SparsitySchedule | None) -> "Compiled":
@@ -171,8 +170,7 @@ class Compiled:
                 "temporaries": temporaries,
                 "total": weights + temporaries,
             },
-            cost=hlo.cost(text, hlo.dearest),
-            dense_cost=hlo.cost(text, hlo.cheapest),
+            cost=hlo.cost(text),
         )
 
 

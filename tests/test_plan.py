@@ -48,7 +48,7 @@ def test_a_step_is_its_kernels_its_fusions_and_its_exchanges():
     cost = Cost(cycles=1.75e9)
     cost.moved["all-to-all"] = 112e9
     assert exchange_seconds(job, cost) == pytest.approx(1.0)
-    compiled = Compiled(memory={}, cost=cost, dense_cost=cost)
+    compiled = Compiled(memory={}, cost=cost)
     per_head = {"dense": 4e6, "splash": 8e6, "spatial": 1e6, "temporal": 3e6}
     attention = {route: {"cycles_per_head": cycles} for route, cycles in per_head.items()}
     found = step_seconds(job, {"dense": compiled, "sparse": compiled}, attention, heads=10)

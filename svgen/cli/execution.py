@@ -15,7 +15,7 @@ import numpy as np
 
 from svgen import __version__
 from svgen.cli.endings import explain
-from svgen.cli.hosts import PeerWatch, lost
+from svgen.cli.hosts import PeerWatch, lost, shared_state
 from svgen.cli.output import NORMAL, Console
 from svgen.cli.stopping import Stop, stopping_between_steps
 from svgen.cli.watch import Watch
@@ -153,7 +153,10 @@ class Saved:
         """The state to go on from, if a former run has left one."""
         from svgen.scheduler import DenoiseState
 
-        found = load_state(self.path, self.request, pipeline.latents_shape(self.request))
+        shape = pipeline.latents_shape(self.request)
+        found = load_state(self.path, self.request, shape) if self.team.writes else None
+        if self.team.count > 1:  # all go on where the one that writes can
+            found = shared_state(found, shape)
         if found is None:
             return None
         self.console.note(

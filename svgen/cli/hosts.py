@@ -17,6 +17,7 @@ from typing import Any
 
 from svgen.cli.options import rare_option
 from svgen.errors import MachineError, UsageError
+from svgen.resume import STATE
 
 FLAGS = ("coordinator", "num_processes", "process_id")
 MEET_S = 120  # how long the first waits for the last
@@ -129,6 +130,16 @@ def shared_seed(drawn: int) -> int:
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
     return int(broadcast_one_to_all(np.uint32(drawn)))
+
+
+def shared_state(own: Mapping[str, Any] | None, shape: tuple[int, ...]) -> dict[str, Any] | None:
+    """The state that process 0 has on its disk, on every process; None if it has none."""
+    import numpy as np
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    empty = {name: np.zeros(shape, np.float32) for name in STATE}
+    found = broadcast_one_to_all(dict(own) if own else empty | {"step": np.zeros((), np.int32)})
+    return {name: np.asarray(found[name]) for name in STATE} if int(found["step"]) else None
 
 
 def lost(why: str = "") -> MachineError:

@@ -34,14 +34,6 @@ main()
 
 
 @pytest.fixture(scope="module")
-def env(tmp_path_factory):
-    """A home whose compilation cache the runs of this file share."""
-    home = tmp_path_factory.mktemp("shared")
-    names = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "TMPDIR")
-    return dict.fromkeys(names, str(home)) | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-
-
-@pytest.fixture(scope="module")
 def made(tmp_path_factory, env):
     """One run with a drawn seed: (process, JSON, MP4)."""
     path = tmp_path_factory.mktemp("made") / "first.mp4"

@@ -36,13 +36,6 @@ main()
 
 
 @pytest.fixture(scope="module")
-def env(tmp_path_factory):
-    home = tmp_path_factory.mktemp("shared")
-    names = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "TMPDIR")
-    return dict.fromkeys(names, str(home)) | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-
-
-@pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, env):
     path = tmp_path_factory.mktemp("made") / "x.mp4"
     done = run_svgen("generate", *SEEDED, "-o", str(path), env=env, cwd=ROOT)

@@ -17,7 +17,6 @@ from typing import Any
 
 from svgen.cli.options import rare_option
 from svgen.errors import MachineError, UsageError
-from svgen.resume import STATE
 
 FLAGS = ("coordinator", "num_processes", "process_id")
 MEET_S = 120  # how long the first waits for the last
@@ -136,6 +135,8 @@ def shared_state(own: Mapping[str, Any] | None, shape: tuple[int, ...]) -> dict[
     """The state that process 0 has on its disk, on every process; None if it has none."""
     import numpy as np
     from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    from svgen.resume import STATE
 
     empty = {name: np.zeros(shape, np.float32) for name in STATE}
     found = broadcast_one_to_all(dict(own) if own else empty | {"step": np.zeros((), np.int32)})

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 TEXT_ROWS = 128  # a prompt of up to 127 tokens
 USABLE = 31.25 / 32  # of a chip's memory
+BETWEEN = {  # kernels besides attention -> calls in a layer, cycles of a token and head
+    "normed_heads": (3, 0.40),
+    "split_heads": (1, 0.10),
+    "join_heads": (2, 0.10),
+}
 GAUGE = 0.70  # cycles a token to measure a head's bound, counted (kernels/NOTES.md)
 LABEL = "predicted by the compiler's static schedule, not measured"
 
@@ -42,6 +47,7 @@ class Tpu:
 
     chip: str  # of `cycles.TOPOLOGIES`
     hbm_gib: float
+    hbm_gbs: float
     link_gbs: float  # of one chip to all its neighbours, both ways together, GB/s
     cores: int = 1  # that a name counts for each chip
     shapes: dict[int, str]  # chips -> topology
@@ -51,10 +57,10 @@ FLAT = {4: "2x2x1", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256:
 FLAT_V5E = {**FLAT, 4: "2x4"}  # its smallest topology that compiles; four chips of it are taken
 SOLID = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"}
 TPUS = {
-    "v5e": Tpu(chip="v5e", hbm_gib=16, link_gbs=200, shapes=FLAT_V5E),
-    "v5p": Tpu(chip="v5p", hbm_gib=95, link_gbs=600, cores=2, shapes=SOLID),
-    "v6e": Tpu(chip="v6e", hbm_gib=32, link_gbs=448, shapes=FLAT),
-    "v7x": Tpu(chip="tpu7x", hbm_gib=96, link_gbs=600, shapes=SOLID),
+    "v5e": Tpu(chip="v5e", hbm_gib=16, hbm_gbs=819, link_gbs=200, shapes=FLAT_V5E),
+    "v5p": Tpu(chip="v5p", hbm_gib=95, hbm_gbs=2765, link_gbs=600, cores=2, shapes=SOLID),
+    "v6e": Tpu(chip="v6e", hbm_gib=32, hbm_gbs=1640, link_gbs=448, shapes=FLAT),
+    "v7x": Tpu(chip="tpu7x", hbm_gib=96, hbm_gbs=7380, link_gbs=600, shapes=SOLID),
 }
 NAME = re.compile(r"(v\d+[a-z]*)-(\d+)")
 
@@ -124,7 +130,9 @@ def predict(job: Job) -> dict[str, Any]:
     attention = count_attention(job)
     heads = transformer.heads // split.seq * (job.branches // split.cfg)
     last = programs.get("sparse", programs["dense"])
+    others = between_seconds(job, split)
     steps = step_seconds(job, programs, attention, heads)
+    steps = {name: seconds + others for name, seconds in steps.items()}
     memory = last.memory
     limit = job.slice.tpu.hbm_gib * USABLE
     dense_steps = min(job.sparsity.dense_steps, job.steps) if job.sparsity else job.steps
@@ -288,6 +296,24 @@ def step_seconds(
     first = min(job.sparsity.dense_layers, layers)
     kernels = first * per_layer("dense") + (layers - first) * per_layer("spatial", "temporal")
     return found | {"sparse": seconds(programs["sparse"].cost, kernels + layers * gauge)}
+
+
+def between_seconds(job: Job, split: Any) -> float:
+    """The time of a step's kernels between projections and attention: that of their memory traffic,
+    or of their cycles where that is longer.
+    """
+    from svgen.kernels.heads import HEAD_DIM
+
+    spec = job.specs.transformer
+    if spec.head_dim != HEAD_DIM:
+        return 0.0
+    tokens = math.ceil(job.grid.tokens / split.seq) * (job.branches // split.cfg)
+    moved = 2 * 2 * tokens * spec.width  # bytes, bfloat16, in and out
+    hertz, bandwidth = cycles.HERTZ[job.slice.tpu.chip], job.slice.tpu.hbm_gbs * 1e9
+    return spec.layers * sum(
+        calls * max(moved / bandwidth, each * tokens * spec.heads / hertz)
+        for calls, each in BETWEEN.values()
+    )
 
 
 def exchange_seconds(job: Job, cost: "Cost") -> float:

@@ -243,14 +243,14 @@ class Spread:
 
         def exchanged(q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array) -> tuple:
             out, record = inner(*(self._to_heads(x) for x in (q, k, v)), layer)
-            back = self._padded(out, 1)
-            return jax.lax.all_to_all(back, SEQ, 1, 2, tiled=True), record
+            back = self._padded(out, 2)
+            return jax.lax.all_to_all(back, SEQ, 2, 1, tiled=True), record
 
         return exchanged
 
     def _to_heads(self, x: jax.Array) -> jax.Array:
-        """[B, n, A, D] -> [B, N, A / seq, D]."""
-        return jax.lax.all_to_all(x, SEQ, 2, 1, tiled=True)[:, : self.tokens]
+        """[B, A, n, D] -> [B, A / seq, N, D]."""
+        return jax.lax.all_to_all(x, SEQ, 1, 2, tiled=True)[:, :, : self.tokens]
 
     def _padded(self, x: jax.Array, axis: int) -> jax.Array:
         missing = self.held * self.seq - self.tokens

@@ -22,38 +22,38 @@ def draw(seed: int, *shape: int) -> np.ndarray:
 
 
 def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """softmax(q k^T / sqrt(D)) v of [B, N, A, D], in float64."""
+    """softmax(q k^T / sqrt(D)) v of [B, A, N, D], in float64."""
     q, k, v = (np.asarray(one, np.float64) for one in (q, k, v))
-    scores = np.einsum("bnad,bkad->bank", q, k) / np.sqrt(q.shape[-1])
+    scores = np.einsum("band,bakd->bank", q, k) / np.sqrt(q.shape[-1])
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("bank,bkad->bnad", weights, v)
+    return np.einsum("bank,bakd->band", weights, v)
 
 
 def test_dense_lets_every_query_look_at_every_key():
-    q, k, v = (draw(seed, 2, 45, 3, 8) for seed in range(3))
+    q, k, v = (draw(seed, 2, 3, 45, 8) for seed in range(3))
     out, record = dense(*map(jnp.asarray, (q, k, v)), jnp.int32(4))
     assert count_calls(record).tolist() == [6, 0, 0] and not record.sampled
     assert out.shape == q.shape and out.dtype == jnp.float32
     np.testing.assert_allclose(out, exact(q, k, v), atol=TOLERANCE)
     for key in range(45):  # dropping any one key would show
         rest = np.delete(np.arange(45), key)
-        assert np.abs(exact(q, k[:, rest], v[:, rest]) - out).max() > 100 * TOLERANCE
+        assert np.abs(exact(q, k[:, :, rest], v[:, :, rest]) - out).max() > 100 * TOLERANCE
 
 
 def test_dense_does_not_depend_on_the_layer():
-    q, k, v = (jnp.asarray(draw(seed, 1, 5, 2, 4)) for seed in range(3))
+    q, k, v = (jnp.asarray(draw(seed, 1, 2, 5, 4)) for seed in range(3))
     first, last = dense(q, k, v, jnp.int32(0))[0], dense(q, k, v, jnp.int32(39))[0]
     np.testing.assert_array_equal(first, last)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 64, 65, 128, 448, 511, 512])
 def test_text_without_most_padding_equals_all_512_rows(rows):
-    q = draw(1, 2, 33, 2, 8)
-    k, v = draw(2, 2, rows, 2, 8), draw(3, 2, rows, 2, 8)
+    q = draw(1, 2, 2, 33, 8)
+    k, v = draw(2, 2, 2, rows, 8), draw(3, 2, 2, rows, 8)
     # The last row is padding; upstream has it again and again, up to 512 rows.
-    whole = [np.concatenate([one, *[one[:, -1:]] * (TEXT_TOKENS - rows)], axis=1) for one in (k, v)]
-    assert whole[0].shape[1] == TEXT_TOKENS
+    whole = [np.concatenate([one, *[one[:, :, -1:]] * (TEXT_TOKENS - rows)], 2) for one in (k, v)]
+    assert whole[0].shape[2] == TEXT_TOKENS
     out = to_text(*map(jnp.asarray, (q, k, v)), TEXT_TOKENS)
     np.testing.assert_allclose(out, exact(q, *whole), atol=TOLERANCE)
     if 1 < rows < TEXT_TOKENS:  # the left out rows do weigh
@@ -62,19 +62,19 @@ def test_text_without_most_padding_equals_all_512_rows(rows):
 
 def test_text_when_cut_further_gives_the_same():
     """A prompt of 20 tokens, padded with one row to 64 or 192 or 21 rows."""
-    q, pad_k, pad_v = draw(1, 1, 9, 2, 8), draw(2, 1, 1, 2, 8), draw(3, 1, 1, 2, 8)
-    k, v = draw(4, 1, 20, 2, 8), draw(5, 1, 20, 2, 8)
+    q, pad_k, pad_v = draw(1, 1, 2, 9, 8), draw(2, 1, 2, 1, 8), draw(3, 1, 2, 1, 8)
+    k, v = draw(4, 1, 2, 20, 8), draw(5, 1, 2, 20, 8)
     found = []
     for rows in (21, 64, 192):
-        padded = [np.concatenate([k, *[pad_k] * (rows - 20)], axis=1)]
-        padded += [np.concatenate([v, *[pad_v] * (rows - 20)], axis=1)]
+        padded = [np.concatenate([k, *[pad_k] * (rows - 20)], axis=2)]
+        padded += [np.concatenate([v, *[pad_v] * (rows - 20)], axis=2)]
         found.append(to_text(jnp.asarray(q), *map(jnp.asarray, padded), TEXT_TOKENS))
     np.testing.assert_allclose(found[1], found[0], atol=TOLERANCE)
     np.testing.assert_allclose(found[2], found[0], atol=TOLERANCE)
 
 
 def test_text_keeps_the_type_of_the_queries():
-    q, k, v = (jnp.asarray(draw(seed, 1, 4, 2, 8)).astype(jnp.bfloat16) for seed in range(3))
+    q, k, v = (jnp.asarray(draw(seed, 1, 2, 4, 8)).astype(jnp.bfloat16) for seed in range(3))
     out = to_text(q, k, v, TEXT_TOKENS)
     assert (out.dtype, out.shape) == (jnp.bfloat16, q.shape)
 
@@ -96,7 +96,7 @@ def numbers(seed: int, step: int, layer: int) -> tuple[jax.Array, ...]:
 
 def test_sparse_is_dense_in_the_first_steps_and_layers():
     assert TABLES.spatial.density < 0.6
-    q, k, v = (jnp.asarray(draw(seed, 2, 560, 3, 8)) for seed in range(3))
+    q, k, v = (jnp.asarray(draw(seed, 2, 3, 560, 8)) for seed in range(3))
     whole = dense(q, k, v, jnp.int32(0))[0]
     sampled = {}
     for step in range(4):
@@ -111,20 +111,19 @@ def test_sparse_is_dense_in_the_first_steps_and_layers():
 
 
 def test_sparse_runs_each_head_by_the_route_it_records():
-    q, k, v = (jnp.asarray(draw(seed, 2, 560, 4, 8)) for seed in range(3, 6))
+    q, k, v = (jnp.asarray(draw(seed, 2, 4, 560, 8)) for seed in range(3, 6))
     out, record = sparse_step(q, k, v, *numbers(9, 5, 2))
-    heads = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
     rows = sample_rows(row_key(*numbers(9, 5, 2)), FRAMES, POSITIONS, 40)
-    expected = route(*heads, rows, TABLES)
+    expected = route(q, k, v, rows, TABLES)
     np.testing.assert_array_equal(record.routes, expected.routes)
     np.testing.assert_allclose(record.errors, expected.errors, rtol=1e-5)
-    found, _ = sparse_attention(*heads, record.routes, TABLES)
-    np.testing.assert_allclose(out, found.transpose(0, 2, 1, 3), atol=TOLERANCE)
+    found, _ = sparse_attention(q, k, v, record.routes, TABLES)
+    np.testing.assert_allclose(out, found, atol=TOLERANCE)
     assert set(np.unique(record.routes)) == {1, 2}
 
 
 def test_sparse_draws_other_rows_at_each_seed_step_and_layer():
-    q, k, v = (jnp.asarray(draw(seed, 1, 560, 2, 8)) for seed in range(6, 9))
+    q, k, v = (jnp.asarray(draw(seed, 1, 2, 560, 8)) for seed in range(6, 9))
     errors = [
         np.asarray(sparse_step(q, k, v, *numbers(*one))[1].errors)
         for one in ((1, 3, 4), (1, 3, 4), (2, 3, 4), (1, 4, 4), (1, 3, 5), (1, 4, 3))
@@ -140,7 +139,7 @@ def test_sparse_takes_another_kernel_of_the_same_signature():
         seen.append((q.shape, routes.shape, given is TABLES))
         return v * 2, None
 
-    q, k, v = (jnp.asarray(draw(seed, 1, 560, 2, 8)) for seed in range(3))
+    q, k, v = (jnp.asarray(draw(seed, 1, 2, 560, 8)) for seed in range(3))
     attend = sparse(
         TABLES,
         seed=jnp.uint32(0),

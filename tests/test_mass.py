@@ -30,7 +30,7 @@ def test_planted_heads_are_told_apart():
 
 def test_measuring_attends_densely():
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.normal(size=(2, 12, 3, 8)), jnp.float32) for _ in range(3))
+    q, k, v = (jnp.asarray(rng.normal(size=(2, 3, 12, 8)), jnp.float32) for _ in range(3))
     attend = measuring(FRAMES, POSITIONS, seed=jnp.uint32(0), step=jnp.int32(0), rows=12)
     out, mass = attend(q, k, v, jnp.int32(0))
     np.testing.assert_array_equal(out, dense(q, k, v, jnp.int32(0))[0])

@@ -39,8 +39,8 @@ def measuring(
     ) -> tuple[jax.Array, jax.Array]:
         out, _ = dense(q, k, v, layer)
         chosen = sample_rows(row_key(seed, step, layer), frames, positions, count)
-        batch, _, heads, size = q.shape
-        parts = [x.transpose(0, 2, 1, 3).reshape(batch * heads, -1, size) for x in (q, k)]
+        batch, heads, _, size = q.shape
+        parts = [x.reshape(batch * heads, -1, size) for x in (q, k)]
 
         def one(head: tuple[jax.Array, jax.Array]) -> jax.Array:
             return head_mass(head[0][chosen], head[1], chosen, positions)

@@ -63,19 +63,6 @@ def rotary_angles(grid: tuple[int, int, int], head_dim: int) -> jax.Array:
     return jnp.concatenate(full, axis=-1).reshape(frames * rows * columns, head_dim // 2)
 
 
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotate the pairs (i, i + D/2) of x [B, N, A, D] by the angles of `cos`, `sin` [N, D/2];
-    float32.
-
-    Upstream rotates neighbours (2i, 2i+1); `models.keys` reorders the projections of q and k so
-    that partners lie half a head apart, which leaves every product q.k as it was and needs no
-    strided access.
-    """
-    first, second = jnp.split(x, 2, axis=-1)
-    cos, sin = cos[None, :, None], sin[None, :, None]
-    return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
-
-
 def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], layers: int, rngs: nnx.Rngs) -> nnx.Module:
     """Build `layers` modules of one kind as one module whose leaves have a leading layer axis."""
     keys = jax.random.split(rngs.params(), layers)

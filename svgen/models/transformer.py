@@ -17,11 +17,10 @@ from flax import nnx
 
 from svgen.attention import attend as attention
 from svgen.config import TEXT_TOKENS, TransformerSpec
+from svgen.kernels.heads import Turn, join_heads, normed_heads, split_heads
 from svgen.models.layers import (
     layer_norm,
-    rms_norm,
     rotary_angles,
-    rotate,
     scan_layers,
     stack_layers,
     time_features,
@@ -79,7 +78,10 @@ def _linear(inputs: int, outputs: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.
 
 
 class Projections(nnx.Module):
-    """The projections of one attention: queries and keys normed over all heads, values, output."""
+    """The projections of one attention: queries and keys normed over all heads, values, output.
+
+    Heads come first on the way in and out: [B, A, N, D] is how attention reads and writes.
+    """
 
     def __init__(self, spec: TransformerSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         width = spec.width
@@ -91,26 +93,24 @@ class Projections(nnx.Module):
         self.q_scale = nnx.Param(jnp.ones(width, jnp.float32))
         self.k_scale = nnx.Param(jnp.ones(width, jnp.float32))
 
-    def _split(self, x: jax.Array) -> jax.Array:
-        return x.reshape(*x.shape[:-1], self.spec.heads, self.spec.head_dim)
+    def _normed(self, x: jax.Array, scale: jax.Array, turn: Turn | None) -> jax.Array:
+        return normed_heads(x, scale, turn, heads=self.spec.heads, eps=self.spec.eps)
 
-    def queries(self, x: jax.Array) -> jax.Array:
-        """Project x [B, N, C] to normed queries, float32 [B, N, A, D]."""
-        normed = rms_norm(self.q(x).astype(jnp.float32), self.q_scale[...], self.spec.eps)
-        return self._split(normed)
+    def queries(self, x: jax.Array, turn: Turn | None = None) -> jax.Array:
+        """Project x [B, N, C] to normed and, by `turn`, rotated queries [B, A, N, D]."""
+        return self._normed(self.q(x), self.q_scale[...], turn)
 
-    def keys(self, x: jax.Array) -> jax.Array:
-        """Project x [B, N, C] to normed keys, float32 [B, N, A, D]."""
-        normed = rms_norm(self.k(x).astype(jnp.float32), self.k_scale[...], self.spec.eps)
-        return self._split(normed)
+    def keys(self, x: jax.Array, turn: Turn | None = None) -> jax.Array:
+        """Project x [B, N, C] to normed and, by `turn`, rotated keys [B, A, N, D]."""
+        return self._normed(self.k(x), self.k_scale[...], turn)
 
     def values(self, x: jax.Array) -> jax.Array:
-        """Project x [B, N, C] to values [B, N, A, D]."""
-        return self._split(self.v(x))
+        """Project x [B, N, C] to values [B, A, N, D]."""
+        return split_heads(self.v(x), self.spec.heads)
 
     def join(self, heads: jax.Array) -> jax.Array:
-        """Project the output of all heads [B, N, A, D] back to [B, N, C]."""
-        return self.out(heads.reshape(*heads.shape[:-2], self.spec.width))
+        """Project the output of all heads [B, A, N, D] back to [B, N, C]."""
+        return self.out(join_heads(heads))
 
 
 class Layer(nnx.Module):
@@ -142,16 +142,15 @@ class Layer(nnx.Module):
         else:
             normed = x.astype(jnp.float32)
         part = self.text_attention
-        q = part.queries(normed.astype(self.dtype)).astype(self.dtype)
-        k = part.keys(text).astype(self.dtype)
-        return part.join(attention.to_text(q, k, part.values(text), TEXT_TOKENS))
+        q = part.queries(normed.astype(self.dtype))
+        return part.join(attention.to_text(q, part.keys(text), part.values(text), TEXT_TOKENS))
 
     def __call__(
         self,
         x: jax.Array,  # [B, N, C]
         time: jax.Array,  # float32 [B, 6, C]
         text: jax.Array,  # [B, L, C]
-        angles: tuple[jax.Array, jax.Array],  # cosines and sines, float32 [N, D/2]
+        turn: Turn,
         attend: attention.Attend,
         index: jax.Array,
     ) -> tuple[jax.Array, object]:
@@ -160,8 +159,7 @@ class Layer(nnx.Module):
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts
         normed = self._modulated(x, shift, scale)
         part = self.self_attention
-        q = rotate(part.queries(normed), *angles).astype(self.dtype)
-        k = rotate(part.keys(normed), *angles).astype(self.dtype)
+        q, k = part.queries(normed, turn), part.keys(normed, turn)
         heads, record = attend(q, k, part.values(normed), index)
         x = self._add(x, part.join(heads), gate)
         x = x + self._attend_to_text(x, text)

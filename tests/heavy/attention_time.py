@@ -49,7 +49,7 @@ def attends(frames: int, positions: int, size: int) -> dict[str, tuple[Attend, f
 def main(frames: int, positions: int, heads: int, size: int, rounds: int) -> None:
     """Print the median of the ratios, and their spread."""
     rng = np.random.default_rng(0)
-    shape = (1, frames * positions, heads, size)
+    shape = (1, heads, frames * positions, size)
     q, k, v = (jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(3))
     layer = jnp.int32(1000)
     parts = attends(frames, positions, size)

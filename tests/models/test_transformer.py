@@ -17,13 +17,13 @@ from flax import nnx
 
 from svgen.attention.attend import Attend, dense
 from svgen.config import TEXT_TOKENS, TransformerSpec
+from svgen.kernels.heads import rotate
 from svgen.models.keys import IGNORED, transformer_keys
 from svgen.models.layers import (
     layer_norm,
     rms_norm,
     rotary_angles,
     rotary_split,
-    rotate,
     time_features,
 )
 from svgen.models.transformer import Layer, Transformer
@@ -334,8 +334,8 @@ def test_queries_are_normed_over_all_heads_together():
     part = Layer(spec, dtype=jnp.float32, rngs=nnx.Rngs(0)).self_attention
     x = draw(4, 1, 5, 12)
     q = np.asarray(part.queries(x))
-    assert q.shape == (1, 5, 2, 6)
-    np.testing.assert_allclose(np.square(q).mean(axis=(2, 3)), 1, atol=1e-3)
+    assert q.shape == (1, 2, 5, 6)
+    np.testing.assert_allclose(np.square(q).mean(axis=(1, 3)), 1, atol=1e-3)
     assert np.abs(np.square(q).mean(axis=3) - 1).max() > 0.1  # one head alone is not
 
 
@@ -404,7 +404,7 @@ def test_records_of_attention_come_back_by_layer():
     model = lively(TINY)
 
     def attend(q, k, v, layer):
-        return dense(q, k, v, layer)[0], {"layer": layer, "mean": q.mean(axis=(1, 3))}
+        return dense(q, k, v, layer)[0], {"layer": layer, "mean": q.mean(axis=(2, 3))}
 
     args = (draw(1, 2, 2, 4, 6, 4), jnp.zeros(2, jnp.float32), padded(2, 7, 9, batch=2))
     velocity, records = run_with(model, *args, attend)
@@ -421,7 +421,7 @@ def test_attention_gets_rotated_queries_and_keys_and_plain_values():
     latents = jnp.ones((1, 2, 4, 6, 4), jnp.float32)  # every token is the same
     args = (latents, jnp.zeros(1, jnp.float32), padded(2, 7, 9))
     _, records = run_with(model, *args, attend)
-    q, k, v = (np.asarray(one)[0, 0] for one in records)
+    q, k, v = (np.asarray(one)[0, 0].swapaxes(0, 1) for one in records)
     assert q.shape == k.shape == v.shape == (12, 3, 12)
     np.testing.assert_allclose(v, np.broadcast_to(v[:1], v.shape), atol=SUMS)
     angles = rotary_angles((2, 2, 3), 12)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from svgen.demo.sizes import FRAMES, SIZE_PX, VAE
+from svgen.hub.source import DEMO
 from tests.equality import FRAME_SHARE, PART_TOLERANCE, part_errors, run_errors
 
 pytestmark = [
@@ -90,3 +92,23 @@ def test_flow_shift_of_the_repository_is_not_read(made):
     """The checkpoint says 3.0, as Wan's does; the reference run uses 5.0 and so does svgen."""
     folder, _, _ = made
     assert '"flow_shift": 3.0' in (folder / "scheduler" / "scheduler_config.json").read_text()
+
+
+@pytest.mark.skipif(not DEMO.exists(), reason="the model is not trained yet")
+def test_diffusers_makes_the_same_video_with_the_model_in_the_package(golden_maker):
+    import torch
+
+    sizes = golden_maker.Sizes(
+        width_px=SIZE_PX, height_px=SIZE_PX, frames=FRAMES, z_dim=VAE.z_channels
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = golden_maker.diffusers.WanPipeline.from_pretrained(DEMO, torch_dtype=torch.float32)
+    theirs.set_progress_bar_config(disable=True)
+    noise = golden_maker.noise_of(sizes, 7)
+    with torch.no_grad():
+        reference = {"noise": noise} | golden_maker.run(theirs, sizes, noise)
+    steps, frames = run_errors(DEMO, reference)
+    print(f"demo: steps {max(steps):.1e}, frames differ by {frames.max()}")
+    assert max(steps) <= PART_TOLERANCE
+    assert (frames <= 1).mean() >= FRAME_SHARE

@@ -38,15 +38,16 @@ SIZES = {"small": 0.12, "big": 0.18}  # radius of the ball; the other shapes hav
 MOTIONS = ("right", "left", "up", "down", "still", "growing", "bouncing", "circling")
 
 CONTRAST = 90.0  # least distance in RGB between an object and its background
-MARGIN = 0.02  # between an object and the frame's edge
-REACH = {"ball": 1.0, "square": 0.89, "triangle": 1.38, "star": 1.32}  # from the centre, in radii
+MARGIN = 0.03  # between an object and the frame's edge
+EDGE_PX = 3.0  # over which an object's edge fades at 128 pixels: few numbers describe such edges
+REACH = {"ball": 1.0, "square": 0.89, "triangle": 1.38, "star": 1.37}  # from the centre, in radii
 DIRECTIONS = {"right": (1.0, 0.0), "left": (-1.0, 0.0), "up": (0.0, -1.0), "down": (0.0, 1.0)}
 TRAVEL = (0.38, 0.44)  # of the four straight motions
 GROWTH = (0.65, 1.6)  # first and last radius, in radii of the size
 BOUNCE = 0.34  # height
 BOUNCES = 2  # a clip
 ORBIT = 0.21  # radius of the one clockwise turn
-MIDDLE = 0.4  # paths lie in this middle part of their free range: they are learnt much sooner
+MIDDLE = 0.3  # paths lie in this middle part of their free range: they are learnt much sooner
 SPREAD = 0.15  # of the phases, in turns
 LIGHT = (12.0, 24.0)  # how much brighter than the middle the right and the upper edge are, in RGB
 HELD_OUT_SHARE = 0.12
@@ -71,18 +72,18 @@ def render(scene: Scene, *, frames: int = 33, size_px: int = 128) -> np.ndarray:
     """Draw a scene as uint8 frames [T, size_px, size_px, 3] with smooth edges."""
     time = np.linspace(0.0, 1.0, frames)
     centers, radii = centers_of(scene, time) * size_px, radii_of(scene, time) * size_px
-    distance = DISTANCES[scene.shape]
+    distance, edge = DISTANCES[scene.shape], np.float32(EDGE_PX * size_px / 128)
     color = np.array(COLORS[scene.color], np.float32)
     stage = lit_background(scene, size_px)
     video = np.empty((frames, size_px, size_px, 3), np.uint8)
     video[:] = np.rint(stage)
     for picture, center, radius in zip(video, centers, radii, strict=True):
-        reach = REACH[scene.shape] * radius + 1.0
+        reach = REACH[scene.shape] * radius + edge
         x0, y0 = np.floor(center - reach).astype(int).clip(0)
-        x1, y1 = np.ceil(center + reach).astype(int)
+        x1, y1 = np.ceil(center + reach).astype(int).clip(max=size_px)
         x = np.arange(x0, x1, dtype=np.float32)[None, :] + np.float32(0.5 - center[0])
         y = np.arange(y0, y1, dtype=np.float32)[:, None] + np.float32(0.5 - center[1])
-        coverage = (0.5 - distance(x, y, np.float32(radius))).clip(0.0, 1.0)[:, :, None]
+        coverage = (0.5 - distance(x, y, np.float32(radius)) / edge).clip(0.0, 1.0)[:, :, None]
         behind = stage[y0:y1, x0:x1]
         picture[y0:y1, x0:x1] = np.rint(behind + coverage * (color - behind))
     return video

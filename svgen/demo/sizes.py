@@ -4,14 +4,14 @@ from svgen.catalog import Sampling
 from svgen.config import TextSpec, TransformerSpec, VaeSpec
 
 SIZE_PX, FRAMES, FPS = 128, 33, 16
-Z_CHANNELS = 6
+Z_CHANNELS = 8
 
-VAE = VaeSpec(  # 4x4 pixels and 4 frames a cell; the transformer's patch joins 4x4 cells
+VAE = VaeSpec(  # 8x8 pixels and 4 frames a cell, as of Wan 2.1
     base_width=16,
     z_channels=Z_CHANNELS,
-    multipliers=(1, 2, 4),
+    multipliers=(1, 1, 2, 4),
     blocks=1,
-    temporal_downsample=(True, True),
+    temporal_downsample=(False, True, True),
     latents_mean=(0.0,) * Z_CHANNELS,  # replaced by those of the trained encoder
     latents_std=(1.0,) * Z_CHANNELS,
 )
@@ -27,7 +27,7 @@ TRANSFORMER = TransformerSpec(
     out_channels=Z_CHANNELS,
     text_width=TEXT.width,
     frequency_width=64,
-    patch=(1, 4, 4),  # 8x8 tokens of 9 latent frames: 576
+    patch=(1, 2, 2),  # 8x8 tokens of 9 latent frames: 576
 )
 
 SAMPLING = Sampling(

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from svgen.config import ModelSpecs
 from svgen.demo import scenes, train_flow, train_vae
+from svgen.demo.basis import Basis
 from svgen.demo.export import sampling_json, write_checkpoint
 from svgen.demo.sizes import FRAMES, SAMPLING, SIZE_PX, TEXT, TRANSFORMER, VAE
 from svgen.demo.store import load_tree, save_tree
@@ -30,7 +30,7 @@ TEST_SEED = 10**6  # no training stream starts here
 @click.option("--devices", default=os.cpu_count(), help="Virtual devices that share the CPU.")
 @click.pass_context
 def main(context: click.Context, folder: Path, devices: int) -> None:
-    """Train the demo model. Stages: vae, latents, flow, export. Each goes on from FOLDER.
+    """Train the demo model. Stages: latents, then vae and flow, export. Each goes on from FOLDER.
 
     `plot` draws the losses so far; `export` at any time, then `svgen.demo.evaluate`, show samples.
     """
@@ -54,20 +54,20 @@ def test_clips(count: int) -> np.ndarray:
 @click.option("--every", default=100, help="Steps between saves and reports.")
 @click.pass_obj
 def vae(folder: Path, steps: int, batch: int, rate: float, seed: int, every: int) -> None:
-    """Train the VAE."""
-    graph, weights = nnx.split(train_vae.new_vae(VAE, seed))
+    """Train the VAE to write and to draw the latents of `latents`."""
+    graph, weights = nnx.split(Vae(VAE, dtype=jnp.float32, rngs=nnx.Rngs(seed)))
     transform = train_vae.optimizer(steps, rate)
     moments, done, path = transform.init(weights), 0, folder / "vae.safetensors"
     if path.exists():
         (weights, moments), numbers = load_tree(path, (weights, moments))
         done = numbers["steps"]
-    stream, losses, start = train_vae.crops(seed + done, batch), [], time.perf_counter()
+    stream = train_vae.crops(Basis.load(folder / "basis.npz"), seed + done, batch)
+    losses, start = [], time.perf_counter()
     clips = test_clips(4)
     for step in range(done, steps):
         key = jax.random.key(seed * steps + step)
-        frames = jnp.asarray(next(stream))
         weights, moments, value = train_vae.train_step(
-            graph, transform, weights, moments, frames, key
+            graph, transform, weights, moments, next(stream), key
         )
         losses.append(float(value))
         if (step + 1) % every == 0 or step + 1 == steps:
@@ -83,7 +83,7 @@ def vae(folder: Path, steps: int, batch: int, rate: float, seed: int, every: int
 def _trained_vae(folder: Path) -> Vae:
     """The VAE as its training left it, with the statistics of its latents where they are known."""
     spec = VAE
-    graph, weights = nnx.split(train_vae.new_vae(spec, 0))
+    graph, weights = nnx.split(Vae(spec, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     moments = train_vae.optimizer(100, 1e-3).init(weights)
     (weights, _), _ = load_tree(folder / "vae.safetensors", (weights, moments))
     path = folder / "statistics.json"
@@ -100,28 +100,17 @@ def _trained_vae(folder: Path) -> Vae:
 @click.option("--seed", default=1)
 @click.pass_obj
 def latents(folder: Path, clips: int, seed: int) -> None:
-    """Encode clips that the flow is trained on; further seeds add further clips."""
-    vae = _trained_vae(folder)
-    graph, weights = nnx.split(vae)
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    weights = jax.device_put(weights, NamedSharding(mesh, PartitionSpec()))
-    split = NamedSharding(mesh, PartitionSpec("data"))
-    encode = jax.jit(lambda weights, x: nnx.merge(graph, weights).encode(x / 127.5 - 1))
-    rng = np.random.default_rng(seed)
+    """Draw the clips that the flow is trained on, as latents; further seeds add further clips."""
+    rng, path = np.random.default_rng(seed), folder / "basis.npz"
     drawn = [scenes.sample(rng) for _ in range(clips)]
-    found, start, batch = [], time.perf_counter(), jax.device_count()
-    for first in range(0, clips - clips % batch, batch):
-        some = drawn[first : first + batch]
-        x = np.stack([scenes.render(one, frames=FRAMES, size_px=SIZE_PX) for one in some])
-        z = encode(weights, jax.device_put(x.astype(np.float32), split))
-        found.append(np.asarray(z).astype(np.float16))
-        count = first + batch
-        if count % 200 < batch:
-            click.echo(f"{count} clips, {(time.perf_counter() - start) / count:.3f} s a clip")
-    bank = np.concatenate(found)
+    frames = (scenes.render(one, frames=FRAMES, size_px=SIZE_PX) for one in drawn)
+    if not path.exists():
+        first = np.stack([scenes.render(one) for one in drawn[:200]])
+        Basis.fit(first, VAE.z_channels).save(path)
+    basis = Basis.load(path)
+    bank = np.stack([basis.latents(one).astype(np.float16) for one in frames])
     np.save(folder / f"latents-{seed}.npy", bank)
-    drawn = [asdict(one) for one in drawn[: len(bank)]]
-    (folder / f"latents-{seed}.json").write_text(json.dumps(drawn))
+    (folder / f"latents-{seed}.json").write_text(json.dumps([asdict(one) for one in drawn]))
     if not (folder / "statistics.json").exists():  # those of the first bank stay
         sample = bank[:500].astype(np.float32)
         numbers = {
@@ -165,14 +154,17 @@ def flow(folder: Path, steps: int, batch: int, rate: float, seed: int, every: in
     losses, start = [], time.perf_counter()
     for step in range(done, steps):
         key = jax.random.key(seed * steps + step)
-        state, value = train_flow.train_step(networks, transform, state, next(stream), key, step)
-        losses.append(float(value))
+        state, value = train_flow.train_step(
+            networks, transform, state, next(stream), key, np.float32(step)
+        )
+        losses.append([float(part) for part in value])
         if (step + 1) % every == 0 or step + 1 == steps:
             save_tree(path, state, steps=step + 1)
-            _keep_losses(folder / "flow.csv", step + 1, losses[-every:])
+            total, error = np.mean(losses[-every:], axis=0)
+            _keep_losses(folder / "flow.csv", step + 1, [error])
             seconds = (time.perf_counter() - start) / len(losses)
-            mean = np.mean(losses[-every:])
-            click.echo(f"step {step + 1}: loss {mean:.4f}, {seconds:.2f} s a step")
+            text = f"step {step + 1}: loss {error:.4f}, probes {total - error:.4f}"
+            click.echo(f"{text}, {seconds:.2f} s a step")
 
 
 def _keep_losses(path: Path, step: int, losses: list[float]) -> None:

@@ -1,37 +1,48 @@
-"""Trains the demo's VAE on crops of rendered scenes.
+"""Teaches the demo's VAE the latents of `basis`: the encoder to write them, the decoder to draw.
 
-Crops are 32x32 pixels, mostly near the object: a convolutional network needs no more to learn what
+Crops are 48x48 pixels, mostly near the object: a convolutional network needs no more to learn what
 the whole frame asks of it. In time they hold 17 frames: trained on 9, a VAE reconstructs those and
 drifts away after them, because what it keeps of past chunks was never used for longer.
 """
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from optax.contrib import MuonDimensionNumbers, muon
 
-from svgen.config import VaeSpec
 from svgen.demo import scenes
+from svgen.demo.basis import STRIDE, Basis
 from svgen.models.vae import Vae
 
-CROP_PX, CROP_FRAMES = 32, 17
+CROP_PX, CROP_FRAMES = 48, 17
 NEAR_OBJECT = 0.8  # share of the crops that are laid over the object
-KL_WEIGHT = 1e-5
-FIRST_LOG_VARIANCE = -5.0
+LATENT_WEIGHT = 0.1  # of the encoder's error in the loss
+MOST_NOISE = 0.15  # in the latents that the decoder learns from: the flow's are not perfect either
+MUON_RATE = 3.0  # of the kernels, as a multiple of that of the rest
 
 Weights = nnx.State
 
 
-def crops(seed: int, batch: int) -> Iterator[np.ndarray]:
-    """Endless batches of crops, float32 [batch, 9, 64, 64, 3] in [-1, 1]."""
+class Crops(NamedTuple):
+    """What one step learns from."""
+
+    frames: jax.Array  # float32 [B, CROP_FRAMES, CROP_PX, CROP_PX, 3] in [-1, 1]
+    latents: jax.Array  # float32 [B, F, H, W, Z]
+
+
+def crops(basis: Basis, seed: int, batch: int) -> Iterator[Crops]:
+    """Endless batches of crops."""
     rng = np.random.default_rng(seed)
     while True:
-        yield np.stack([_crop(rng) for _ in range(batch)]).astype(np.float32) / 127.5 - 1
+        some = [_crop(rng) for _ in range(batch)]
+        latents = np.stack([basis.latents(one) for one in some])
+        yield Crops(np.stack(some).astype(np.float32) / 127.5 - 1, latents)
 
 
 def _crop(rng: np.random.Generator) -> np.ndarray:
@@ -46,38 +57,65 @@ def _crop(rng: np.random.Generator) -> np.ndarray:
         if len(rows):
             centre = np.array([rows.mean(), columns.mean()]) - CROP_PX / 2
             corner = np.clip(centre + rng.integers(-20, 21, 2), 0, room).astype(int)
-    row, column = corner
+    row, column = corner // STRIDE * STRIDE
     return part[:, row : row + CROP_PX, column : column + CROP_PX]
 
 
-def _moments(vae: Vae, frames: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and log-variance of the latents of frames [B, T, h, w, 3]."""
-    moments, cache = vae.encode_first(frames[:, :1])
-    parts = [moments]
-    stride = vae.spec.frame_stride
-    for start in range(1, frames.shape[1], stride):
-        moments, cache = vae.encode_next(frames[:, start : start + stride], cache)
-        parts.append(moments)
-    means, log_variances = zip(*parts, strict=True)
-    return jnp.concatenate(means, axis=1), jnp.concatenate(log_variances, axis=1)
+def _encode(vae: Vae, frames: jax.Array) -> jax.Array:
+    """Do what `Vae.encode` does, with all later chunks as one: quicker to compile and to run."""
+    (first, _), cache = vae.encode_first(frames[:, :1])
+    (later, _), _ = vae.encode_next(frames[:, 1:], cache)
+    return jnp.concatenate([first, later], axis=1)
 
 
-def loss(graph: nnx.GraphDef, weights: Weights, frames: jax.Array, key: jax.Array) -> jax.Array:
-    """Absolute and squared error, plus a touch of divergence from a unit Gaussian."""
+def _decode(vae: Vae, z: jax.Array) -> jax.Array:
+    """Do what `Vae.decode` does, with all later chunks as one."""
+    first, cache = vae.decode_first(z[:, :1])
+    later, _ = vae.decode_next(z[:, 1:], cache)
+    return jnp.concatenate([first, later], axis=1)
+
+
+def loss(graph: nnx.GraphDef, weights: Weights, crops: Crops, key: jax.Array) -> jax.Array:
+    """Error of the encoder's latents, and of frames drawn from true latents with a little noise
+    (half of the batch) and from the encoder's own (the other half).
+    """
     vae = nnx.merge(graph, weights)
-    mean, log_variance = _moments(vae, frames)
-    z = mean + jnp.exp(log_variance / 2) * jax.random.normal(key, mean.shape, jnp.float32)
-    difference = vae.decode(z) - frames
+    written = _encode(vae, crops.frames)
+    noise_key, level_key = jax.random.split(key)
+    level = MOST_NOISE * jax.random.uniform(level_key, (len(written), 1, 1, 1, 1))
+    noisy = crops.latents + level * jax.random.normal(noise_key, written.shape, jnp.float32)
+    half = len(written) // 2
+    difference = _decode(vae, jnp.concatenate([noisy[:half], written[half:]])) - crops.frames
     error = jnp.abs(difference).mean() + jnp.square(difference).mean()
-    divergence = 0.5 * (jnp.square(mean) + jnp.exp(log_variance) - 1 - log_variance).mean()
-    return error + KL_WEIGHT * divergence
+    return error + LATENT_WEIGHT * jnp.square(written - crops.latents).mean()
 
 
 def optimizer(steps: int, rate: float) -> optax.GradientTransformation:
-    """AdamW with a short warm-up, then a rate that falls to a fiftieth along a cosine."""
+    """Muon for the kernels, AdamW for the rest; a short warm-up, then a rate that falls to a
+    fiftieth along a cosine.
+    """
     warm_up = min(100, steps // 10)
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warm_up, steps, rate / 50)
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=1e-4))
+    transform = muon(
+        lambda count: MUON_RATE * schedule(count),
+        adam_learning_rate=schedule,
+        weight_decay=0.0,
+        adam_b2=0.99,
+        muon_weight_dimension_numbers=_kernels,
+        consistent_rms=0.2,
+    )
+    return optax.chain(optax.clip_by_global_norm(1.0), transform)
+
+
+def _kernels(weights: Any) -> Any:
+    """Mark the kernels [..., in, out] at least 8 wide; `None` elsewhere."""
+
+    def mark(leaf: jax.Array) -> MuonDimensionNumbers | None:
+        if leaf.ndim < 4 or min(leaf.shape[-2:]) < 8:
+            return None
+        return MuonDimensionNumbers(tuple(range(leaf.ndim - 1)), leaf.ndim - 1)
+
+    return jax.tree.map(mark, weights)
 
 
 @partial(jax.jit, static_argnames=("graph", "transform"), donate_argnames=("weights", "moments"))
@@ -86,11 +124,11 @@ def train_step(
     transform: optax.GradientTransformation,
     weights: Weights,
     moments: Any,
-    frames: jax.Array,
+    crops: Crops,
     key: jax.Array,
 ) -> tuple[Weights, Any, jax.Array]:
     """One step of the optimiser; returns new weights, new optimiser state and the loss."""
-    value, gradient = jax.value_and_grad(partial(loss, graph))(weights, frames, key)
+    value, gradient = jax.value_and_grad(partial(loss, graph))(weights, crops, key)
     updates, moments = transform.update(gradient, moments, weights)
     return optax.apply_updates(weights, updates), moments, value
 
@@ -107,22 +145,3 @@ def psnr_db(vae: Vae, clips: np.ndarray) -> float:
         error = np.square(levels - clip).mean(axis=(1, 2, 3))
         found.append(np.mean(10 * np.log10(255**2 / np.maximum(error, 1e-3))))
     return float(np.mean(found))
-
-
-def latent_statistics(vae: Vae, clips: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each latent channel over clips."""
-    encode = nnx.jit(lambda vae, x: vae.encode(x))
-    latents = np.stack(
-        [np.asarray(encode(vae, jnp.asarray(c[None], jnp.float32) / 127.5 - 1))[0] for c in clips]
-    )
-    return latents.mean(axis=(0, 1, 2, 3)), latents.std(axis=(0, 1, 2, 3))
-
-
-def new_vae(spec: VaeSpec, seed: int) -> Vae:
-    """A VAE with its first weights. Its latents start with little noise: with as much as upstream's
-    zero log-variance means, no step would learn anything before that noise had been unlearned.
-    """
-    vae = Vae(spec, dtype=jnp.float32, rngs=nnx.Rngs(seed))
-    bias = vae.to_moments.bias
-    bias[...] = bias[...].at[spec.z_channels :].set(FIRST_LOG_VARIANCE)
-    return vae

@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,7 @@ def predict(job: Job) -> dict[str, Any]:
         "hbm_gib_per_chip": memory,
         "hbm_limit_gib": limit,
         "fits": memory["total"] <= limit,
+        "would_fit": would_fit(job, memory, limit),
         "attention": attention_summary(job, attention, heads),
         "collectives": {name: dict(last.cost.moved) for name, last in programs.items()},
         "step_s": {name: steps[name] for name in ("dense", "sparse")},
@@ -154,6 +156,32 @@ def predict(job: Job) -> dict[str, Any]:
         "speedup": job.steps * steps["splash"] / total,
         "compile_s": time.perf_counter() - start,
     }
+
+
+def would_fit(job: Job, memory: Mapping[str, float], limit: float) -> dict[str, Any]:
+    """What would fit where this does not, by proportion: the name of more chips, over which weights
+    and temporaries are spread alike, or fewer frames, which shrink temporaries alone. Empty where
+    it fits.
+    """
+    from svgen.sharding import choose_split
+
+    found: dict[str, Any] = {}
+    if memory["total"] <= limit:
+        return found
+    tpu, heads = job.slice.tpu, job.specs.transformer.heads
+    used = choose_split(job.slice.chips, heads, job.branches, job.mesh).chips
+    more = [
+        chips
+        for chips in sorted(tpu.shapes)
+        if choose_split(chips, heads, job.branches, "auto").chips >= used * memory["total"] / limit
+    ]
+    if more:
+        found["tpu"] = f"{job.slice.name.partition('-')[0]}-{more[0] * tpu.cores}"
+    grid = job.grid
+    latent = int(grid.latent_frames * (limit - memory["arguments"]) / memory["temporaries"])
+    if latent > 1:
+        found["frames"] = 1 + (latent - 1) * (grid.frames - 1) // (grid.latent_frames - 1)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,10 +266,49 @@ def mesh_of(job: Job, split: Any) -> "Mesh":
     return make_mesh(split, found.devices)
 
 
+KERNELS = {  # what a plan of the kernel alone counts -> route, mode
+    "splash": ("splash", "rounded"),
+    "dense": ("dense", "rounded"),
+    "naive": ("spatial", "naive"),
+    "exact": ("spatial", "exact"),
+    "rounded": ("spatial", "rounded"),
+    "rounded_temporal": ("temporal", "rounded"),
+}
+
+
+def predict_kernel(chip: str, grid: Grid, heads: int, share: float) -> dict[str, Any]:
+    """Count attention alone on one chip, each kind of mask and JAX's Splash, as plain data."""
+    start, tokens = time.perf_counter(), grid.tokens
+    common = {
+        "frames": grid.latent_frames,
+        "positions": tokens // grid.latent_frames,
+        "heads": heads,
+        "share": share,
+        "chip": chip,
+    }
+    cases = [{**common, "route": route, "mode": mode} for route, mode in KERNELS.values()]
+    found = dict(zip(KERNELS, count_cases(cases), strict=True))
+    return {
+        "label": LABEL,
+        "chip": chip,
+        "tokens": tokens,
+        "heads": heads,
+        "band_share": share,
+        "kernel": {
+            name: {
+                "cycles_per_mpair": one["per_pairs"],
+                "interior": one["interior"],
+                "visited_pairs": math.ceil(one.get("density", 1.0) * tokens**2),
+                "ms": one["ms"],
+            }
+            for name, one in found.items()
+        },
+        "compile_s": time.perf_counter() - start,
+    }
+
+
 def count_attention(job: Job) -> dict[str, dict[str, Any]]:
-    """Count the kernels of one head, each route and JAX's Splash, in a process of its own: where
-    schedules are dumped must be said before libtpu is loaded.
-    """
+    """Count the kernels of one head, each route and JAX's Splash."""
     grid, spec = job.grid, job.specs.transformer
     common = {
         "frames": grid.latent_frames,
@@ -252,7 +319,15 @@ def count_attention(job: Job) -> dict[str, dict[str, Any]]:
     }
     share = {"share": job.sparsity.band_share} if job.sparsity else {}
     routes = ["dense", "splash", *(["spatial", "temporal"] if job.sparsity else [])]
-    lines = "".join(json.dumps({**common, **share, "route": route}) + "\n" for route in routes)
+    counted = count_cases([{**common, **share, "route": route} for route in routes])
+    return dict(zip(routes, counted, strict=True))
+
+
+def count_cases(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Count cases of `cycles.Case` in a process of its own: where schedules are dumped must be said
+    before libtpu is loaded.
+    """
+    lines = "".join(json.dumps(case) + "\n" for case in cases)
     done = subprocess.run(
         [sys.executable, "-m", "svgen.cycles"],
         input=lines,
@@ -263,10 +338,7 @@ def count_attention(job: Job) -> dict[str, dict[str, Any]]:
     if done.returncode:
         why = done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else ""
         raise MachineError("E_LIBRARY", "the kernels cannot be counted", why=why, hint="")
-    return {
-        route: json.loads(line)
-        for route, line in zip(routes, done.stdout.splitlines(), strict=True)
-    }
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def step_seconds(
@@ -344,6 +416,11 @@ def attention_summary(job: Job, attention: dict[str, dict[str, Any]], heads: int
 
 def fingerprint(job: Job) -> str:
     """What a plan depends on, as text: the name under which it may be kept."""
-    import jax
+    return cache_key(asdict(job))
 
-    return json.dumps([asdict(job), jax.__version__], sort_keys=True, default=str)
+
+def cache_key(asked: Any) -> str:
+    """What was asked, with the version of jax, as text."""
+    from importlib.metadata import version
+
+    return json.dumps([asked, version("jax"), version("libtpu")], sort_keys=True, default=str)

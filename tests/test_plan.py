@@ -14,6 +14,7 @@ from svgen.plan import (
     exchange_seconds,
     parse_slice,
     step_seconds,
+    would_fit,
 )
 from svgen.shapes import SPECS
 from svgen.sharding import Split
@@ -79,12 +80,42 @@ def test_kernels_between_take_their_traffic_or_their_cycles(name, calls):
 
 
 @pytest.mark.parametrize(
+    ("name", "arguments", "temporaries", "wanted"),
+    [
+        ("v6e-8", 4.0, 27.0, {}),
+        ("v6e-8", 4.0, 28.0, {"tpu": "v6e-16", "frames": 77}),  # 20.4 of 21 latent frames
+        ("v5p-16", 100.0, 300.0, {"tpu": "v5p-128"}),  # 34.5 chips: 40 of 64, two cores each
+        ("v6e-8", 10.0, 900.0, {}),
+        ("v6e-8", 9e9, 1.0, {}),
+    ],
+)
+def test_what_would_fit(name, arguments, temporaries, wanted):
+    job = Job(
+        specs=SPECS["wan2.1-14b"],
+        grid=grid_of(1280, 720, 81, WAN21),
+        steps=50,
+        branches=2,
+        sparsity=None,
+        slice=parse_slice(name),
+    )
+    memory = {
+        "arguments": arguments,
+        "temporaries": temporaries,
+        "total": arguments + temporaries,
+    }
+    limit = job.slice.tpu.hbm_gib * 31.25 / 32
+    assert would_fit(job, memory, limit) == wanted
+
+
+@pytest.mark.parametrize(
     ("flags", "code"),
     [
         (("--model", "./folder"), "E_MODEL"),
         (("--tpu", "v6e-7"), "E_TPU_NAME"),
         (("--res", "1000x700", "--frames", "80"), "E_SIZE"),
         (("--preset", "agressive"), "E_PRESET"),
+        (("--kernel", "--tpu", "v3"), "E_TPU_NAME"),
+        (("--kernel", "--frames", "80"), "E_FRAMES"),
     ],
 )
 def test_bad_flags_are_found_before_anything_is_compiled(flags, code, capsys):

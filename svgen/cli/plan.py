@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,17 @@ from svgen.cli.options import RESOLUTION, with_console
 from svgen.cli.output import Console
 from svgen.config import SMALL_PARAMETERS, Preset
 from svgen.errors import UsageError, raise_all
-from svgen.grid import WAN21, frames_problem, grid_of, size_problem
-from svgen.plan import TPUS, Job, fingerprint, parse_slice, predict, prepare_environment
+from svgen.grid import RESOLUTIONS, WAN21, frames_problem, grid_of, size_problem
+from svgen.plan import (
+    TPUS,
+    Job,
+    cache_key,
+    fingerprint,
+    parse_slice,
+    predict,
+    predict_kernel,
+    prepare_environment,
+)
 from svgen.shapes import SPECS
 
 FRAMES = 81
@@ -59,16 +68,16 @@ def _job(options: Mapping[str, Any]) -> Job:
     )
 
 
-def _planned(console: Console, job: Job) -> dict[str, Any]:
+def _planned(console: Console, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The plan, from the cache if the same was asked before with the same jax."""
-    name = hashlib.sha256(fingerprint(job).encode()).hexdigest()[:32]
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
     path = cache_folder() / "plans" / f"{name}.json"
     kept = _read(path)
     if kept is not None:
         return {**kept, "cached": True}
     console.note("compiling for TPUs that are not there: some minutes")
     with console.stage("plan"):
-        found = predict(job)
+        found = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_text(json.dumps(found), encoding="utf-8")
@@ -82,13 +91,15 @@ def _read(path: Path) -> dict[str, Any] | None:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return kept if isinstance(kept, dict) and "step_s" in kept else None
+    return kept if isinstance(kept, dict) and {"step_s", "kernel"} & kept.keys() else None
 
 
 def _lines(job: Job, plan: Mapping[str, Any]) -> list[str]:
     """The plan as a table of at most 80 columns."""
     memory, attention, step = plan["hbm_gib_per_chip"], plan["attention"], plan["step_s"]
-    verdict = "fits" if plan["fits"] else "does not fit: more chips, or fewer frames"
+    others = [f"--{name} {value}" for name, value in plan["would_fit"].items()]
+    verdict = "fits" if plan["fits"] else f"does not fit{', but ' * bool(others)}"
+    verdict += " or ".join(others)
     return [
         f"{plan['tpu']}, mesh {plan['mesh']}, {attention['tokens']} tokens, {job.steps} steps",
         f"({plan['label']})",
@@ -100,6 +111,30 @@ def _lines(job: Job, plan: Mapping[str, Any]) -> list[str]:
         f"denoising            {plan['denoise_s']:.0f} s, densely {plan['denoise_dense_s']:.0f}, "
         f"with Splash {plan['denoise_splash_s']:.0f}: {plan['speedup']:.2f} times as fast",
     ]
+
+
+def _kernel_plan(console: Console, options: Mapping[str, Any]) -> None:
+    """Count attention alone, on one chip."""
+    width, height = options["res"] or RESOLUTIONS["720p"]
+    frames, heads, share = options["frames"] or FRAMES, options["heads"], options["band_share"]
+    found = (size_problem(width, height, WAN21), frames_problem(frames, WAN21))
+    raise_all([problem for problem in found if problem])
+    name = options["tpu"]
+    chip = parse_slice(name if "-" in name else f"{name}-8").tpu.chip
+    grid = grid_of(width, height, frames, WAN21)
+    key = cache_key([chip, width, height, frames, heads, share])
+    prepare_environment()
+    plan = _planned(console, key, lambda: predict_kernel(chip, grid, heads, share))
+    lines = [
+        f"attention of {heads} heads on one {chip}, {plan['tokens']} tokens, band share {share:g}",
+        f"({plan['label']})",
+        "",
+        f"{'':<18}{'cycles per 2^20 pairs':>22}{'pairs visited':>18}{'ms':>9}",
+    ]
+    for name, one in plan["kernel"].items():
+        numbers = f"{one['cycles_per_mpair']:>22,.0f}{one['visited_pairs']:>18,}{one['ms']:>9.2f}"
+        lines.append(f"{name.replace('_', ' '):<18}{numbers}")
+    console.result(plan, lines)
 
 
 @click.command()
@@ -116,6 +151,14 @@ def _lines(job: Job, plan: Mapping[str, Any]) -> list[str]:
     help="Which TPU, and how many chips (v5p: cores).",
 )
 @click.option("--mesh", default="auto", show_default=True, metavar="CFGxSEQ")
+@click.option("--kernel", is_flag=True, help="Attention alone, each kind of mask, on one chip.")
+@click.option("--heads", type=click.IntRange(1, 64), default=10, help="With --kernel: of the chip.")
+@click.option(
+    "--band-share",
+    type=click.FloatRange(0.01, 1.0),
+    default=0.35,
+    help="With --kernel: the share of all pairs that a mask's band holds.",
+)
 @with_console
 def command(console: Console, **options: Any) -> None:
     """Say what a run takes on TPUs that are not attached: memory, time, and whether it fits.
@@ -127,8 +170,12 @@ def command(console: Console, **options: Any) -> None:
     Examples:
       svgen plan --res 1440p --preset aggressive --tpu v6e-8
       svgen plan --model wan2.1-1.3b --res 480p --tpu v5e-4 --json
+      svgen plan --kernel --res 720p --heads 10 --band-share 0.35 --tpu v6e
     """
+    if options["kernel"]:
+        _kernel_plan(console, options)
+        return
     job = _job(options)
     prepare_environment()
-    plan = _planned(console, job)
+    plan = _planned(console, fingerprint(job), lambda: predict(job))
     console.result(plan, _lines(job, plan))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from svgen.checkpoint import read_specs
 from svgen.config import ModelSpecs
 from svgen.demo import scenes, train_flow, train_vae
 from svgen.demo.basis import Basis
+from svgen.demo.evaluate import load
 from svgen.demo.export import sampling_json, write_checkpoint
 from svgen.demo.sizes import FRAMES, SAMPLING, SIZE_PX, TEXT, TRANSFORMER, VAE
 from svgen.demo.store import load_tree, save_tree
@@ -23,20 +26,38 @@ from svgen.models.vae import Vae
 from svgen.tokenizer import Tokenizer
 
 TEST_SEED = 10**6  # no training stream starts here
+START = "svgen.demo.train.start"
+LATENTS = ("basis.npz", "statistics.json")  # what latents mean: they go with the networks
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--folder", type=click.Path(path_type=Path), default="demo-training")
 @click.option("--devices", default=os.cpu_count(), help="Virtual devices that share the CPU.")
+@click.option(
+    "--from",
+    "start",
+    type=click.Path(path_type=Path, exists=True),
+    help="An exported checkpoint: what it holds is where stages start that FOLDER has not begun.",
+)
 @click.pass_context
-def main(context: click.Context, folder: Path, devices: int) -> None:
+def main(context: click.Context, folder: Path, devices: int, start: Path | None) -> None:
     """Train the demo model. Stages: latents, then vae and flow, export. Each goes on from FOLDER.
 
     `plot` draws the losses so far; `export` at any time, then `svgen.demo.evaluate`, show samples.
     """
     jax.config.update("jax_num_cpu_devices", devices)
     folder.mkdir(parents=True, exist_ok=True)
-    context.obj = folder
+    for name in LATENTS if start else ():
+        if not (folder / name).exists():
+            shutil.copy(start / name, folder / name)
+    context.obj, context.meta[START] = folder, start
+
+
+def _started(*parts: str) -> list[nnx.State]:
+    """The weights of parts of the checkpoint that --from names, float32."""
+    start = click.get_current_context().meta[START]
+    found = load(start, read_specs(start)) if start else {}
+    return [found[part][1] for part in parts if found]
 
 
 def test_clips(count: int) -> np.ndarray:
@@ -61,6 +82,8 @@ def vae(folder: Path, steps: int, batch: int, rate: float, seed: int, every: int
     if path.exists():
         (weights, moments), numbers = load_tree(path, (weights, moments))
         done = numbers["steps"]
+    elif started := _started("vae"):
+        (weights,) = started
     stream = train_vae.crops(Basis.load(folder / "basis.npz"), seed + done, batch)
     losses, start = [], time.perf_counter()
     clips = test_clips(4)
@@ -143,9 +166,11 @@ def flow(folder: Path, steps: int, batch: int, rate: float, seed: int, every: in
     write_tokenizer(folder / "tokenizer")
     networks, weights = train_flow.new_networks(TEXT, TRANSFORMER, seed)
     transform = train_flow.optimizer(steps, rate)
+    done, path = 0, folder / "flow.safetensors"
+    if not path.exists() and (started := _started("text_encoder", "transformer")):
+        weights = (*started, weights[2])
     average = jax.tree.map(jnp.array, weights)
     state = train_flow.TrainState(weights, average, transform.init(weights))
-    done, path = 0, folder / "flow.safetensors"
     if path.exists():
         state, numbers = load_tree(path, state)
         done = numbers["steps"]
@@ -208,6 +233,8 @@ def export(folder: Path, target: Path) -> None:
     specs = ModelSpecs(text=TEXT, transformer=TRANSFORMER, vae=vae.spec)
     sampling = sampling_json(SAMPLING)
     size = write_checkpoint(target, specs, parts, dtype=jnp.bfloat16, sampling=sampling)
+    for name in LATENTS:
+        shutil.copy(folder / name, target / name)
     click.echo(f"{target}: {size / 1e6:.1f} MB of weights")
 
 

@@ -29,7 +29,7 @@ TEXT_ROWS = 32  # the longest caption has 21 tokens; rows past it are padding, a
 DROPPED_CAPTIONS = 0.1
 AVERAGE_DECAY = 0.999
 PROBED = 2, 3  # layers whose values are asked where they lie, and where the object is
-PLACE_WEIGHT, PATH_WEIGHT, TOLD_WEIGHT = 0.3, 30.0, 0.1  # of all questions in the loss
+PLACE_WEIGHT, PATH_WEIGHT, TOLD_WEIGHT = 0.3, 10.0, 0.1  # of all questions in the loss
 TOLD = {  # what the text encoder is asked for: each token is to know all that the caption tells
     "color": tuple(scenes.COLORS),
     "shape": scenes.SHAPES,

@@ -11,15 +11,21 @@ call's time is known visit by visit.
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from svgen.errors import MachineError
+
+LABEL = "predicted by the compiler's static schedule, not measured"
 HOST = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -239,6 +245,68 @@ def count(case: Case, dump: Path) -> dict:
         "density": round(table.visited_pairs / table.tokens**2, 4),
         "temporaries": compiled.memory_analysis().temp_size_in_bytes,
         "compile_s": round(seconds, 1),
+    }
+
+
+def count_cases(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Count cases, given as fields of `Case`, in a process of its own: where schedules are dumped
+    must be said before libtpu is loaded.
+    """
+    lines = "".join(json.dumps(case) + "\n" for case in cases)
+    done = subprocess.run(
+        [sys.executable, "-m", "svgen.cycles"],
+        input=lines,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    if done.returncode:
+        why = done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else ""
+        raise MachineError("E_LIBRARY", "the kernels cannot be counted", why=why, hint="")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+KERNELS = {  # what a plan of the kernel alone counts -> route, mode
+    "splash": ("splash", "rounded"),
+    "dense": ("dense", "rounded"),
+    "naive": ("spatial", "naive"),
+    "exact": ("spatial", "exact"),
+    "rounded": ("spatial", "rounded"),
+    "rounded_temporal": ("temporal", "rounded"),
+}
+
+
+def compare_kernels(chip: str, shape: tuple[int, int], heads: int, share: float) -> dict[str, Any]:
+    """Count attention alone on one chip, over frames and positions of a frame, with each kind of
+    mask and with JAX's Splash; plain data.
+    """
+    start, (frames, positions) = time.perf_counter(), shape
+    tokens = frames * positions
+    common = {
+        "frames": frames,
+        "positions": positions,
+        "heads": heads,
+        "share": share,
+        "chip": chip,
+    }
+    cases = [{**common, "route": route, "mode": mode} for route, mode in KERNELS.values()]
+    found = dict(zip(KERNELS, count_cases(cases), strict=True))
+    return {
+        "label": LABEL,
+        "chip": chip,
+        "tokens": tokens,
+        "heads": heads,
+        "band_share": share,
+        "kernel": {
+            name: {
+                "cycles_per_mpair": one["per_pairs"],
+                "interior": one["interior"],
+                "visited_pairs": math.ceil(one.get("density", 1.0) * tokens**2),
+                "ms": one["ms"],
+            }
+            for name, one in found.items()
+        },
+        "compile_s": time.perf_counter() - start,
     }
 
 

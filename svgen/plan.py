@@ -14,11 +14,10 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from svgen import cycles
@@ -33,13 +32,12 @@ if TYPE_CHECKING:
 
 TEXT_ROWS = 128  # a prompt of up to 127 tokens
 USABLE = 31.25 / 32  # of a chip's memory
-BETWEEN = {  # kernels besides attention -> calls in a layer, cycles of a token and head
+BETWEEN = {  # kernels besides attention -> calls in a layer, cycles of a token and head on a v6e
     "normed_heads": (3, 0.40),
     "split_heads": (1, 0.10),
     "join_heads": (2, 0.10),
 }
 GAUGE = 0.70  # cycles a token to measure a head's bound, counted (kernels/NOTES.md)
-LABEL = "predicted by the compiler's static schedule, not measured"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +137,7 @@ def predict(job: Job) -> dict[str, Any]:
     dense_steps = min(job.sparsity.dense_steps, job.steps) if job.sparsity else job.steps
     total = dense_steps * steps["dense"] + (job.steps - dense_steps) * steps["sparse"]
     return {
-        "label": LABEL,
+        "label": cycles.LABEL,
         "tpu": job.slice.name,
         "chips": split.chips,
         "mesh": str(split),
@@ -266,47 +264,6 @@ def mesh_of(job: Job, split: Any) -> "Mesh":
     return make_mesh(split, found.devices)
 
 
-KERNELS = {  # what a plan of the kernel alone counts -> route, mode
-    "splash": ("splash", "rounded"),
-    "dense": ("dense", "rounded"),
-    "naive": ("spatial", "naive"),
-    "exact": ("spatial", "exact"),
-    "rounded": ("spatial", "rounded"),
-    "rounded_temporal": ("temporal", "rounded"),
-}
-
-
-def predict_kernel(chip: str, grid: Grid, heads: int, share: float) -> dict[str, Any]:
-    """Count attention alone on one chip, each kind of mask and JAX's Splash, as plain data."""
-    start, tokens = time.perf_counter(), grid.tokens
-    common = {
-        "frames": grid.latent_frames,
-        "positions": tokens // grid.latent_frames,
-        "heads": heads,
-        "share": share,
-        "chip": chip,
-    }
-    cases = [{**common, "route": route, "mode": mode} for route, mode in KERNELS.values()]
-    found = dict(zip(KERNELS, count_cases(cases), strict=True))
-    return {
-        "label": LABEL,
-        "chip": chip,
-        "tokens": tokens,
-        "heads": heads,
-        "band_share": share,
-        "kernel": {
-            name: {
-                "cycles_per_mpair": one["per_pairs"],
-                "interior": one["interior"],
-                "visited_pairs": math.ceil(one.get("density", 1.0) * tokens**2),
-                "ms": one["ms"],
-            }
-            for name, one in found.items()
-        },
-        "compile_s": time.perf_counter() - start,
-    }
-
-
 def count_attention(job: Job) -> dict[str, dict[str, Any]]:
     """Count the kernels of one head, each route and JAX's Splash."""
     grid, spec = job.grid, job.specs.transformer
@@ -319,26 +276,8 @@ def count_attention(job: Job) -> dict[str, dict[str, Any]]:
     }
     share = {"share": job.sparsity.band_share} if job.sparsity else {}
     routes = ["dense", "splash", *(["spatial", "temporal"] if job.sparsity else [])]
-    counted = count_cases([{**common, **share, "route": route} for route in routes])
+    counted = cycles.count_cases([{**common, **share, "route": route} for route in routes])
     return dict(zip(routes, counted, strict=True))
-
-
-def count_cases(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Count cases of `cycles.Case` in a process of its own: where schedules are dumped must be said
-    before libtpu is loaded.
-    """
-    lines = "".join(json.dumps(case) + "\n" for case in cases)
-    done = subprocess.run(
-        [sys.executable, "-m", "svgen.cycles"],
-        input=lines,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    if done.returncode:
-        why = done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else ""
-        raise MachineError("E_LIBRARY", "the kernels cannot be counted", why=why, hint="")
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def step_seconds(
@@ -414,13 +353,13 @@ def attention_summary(job: Job, attention: dict[str, dict[str, Any]], heads: int
     }
 
 
-def fingerprint(job: Job) -> str:
-    """What a plan depends on, as text: the name under which it may be kept."""
-    return cache_key(asdict(job))
+def fingerprint(asked: Any) -> str:
+    """What was asked and what compiles it, as text: the name under which a plan may be kept."""
+    return json.dumps([asked, *map(_version, ("jax", "libtpu"))], sort_keys=True, default=str)
 
 
-def cache_key(asked: Any) -> str:
-    """What was asked, with the version of jax, as text."""
-    from importlib.metadata import version
-
-    return json.dumps([asked, version("jax"), version("libtpu")], sort_keys=True, default=str)
+def _version(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -15,7 +15,7 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "grid": {"config", "errors"},
     "catalog": {"config", "errors"},
     "presets": LEAVES,
-    "cycles": {"attention", "kernels"},
+    "cycles": {"attention", "errors", "kernels"},
     "hlo": {"errors"},
     "shapes": {"config"},
     "plan": LEAVES | {"attention", "cycles", "hlo", "kernels.heads", "programs", "sharding"},

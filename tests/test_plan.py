@@ -142,3 +142,22 @@ def test_small_plan_is_compiled_once_and_adds_up(tmp_path):
     again = run_svgen("plan", *flags, env=env)
     assert "compiling" not in again.stderr
     assert max(map(len, again.stdout.splitlines())) <= 80
+
+
+@pytest.mark.aot
+def test_kernel_plan_counts_each_mask_and_splash(tmp_path):
+    flags = ("--res", "480p", "--frames", "17", "--heads", "2", "--tpu", "v6e")
+    env = {"XDG_CACHE_HOME": str(tmp_path), "XLA_FLAGS": ""}
+    done = run_svgen("plan", "--kernel", *flags, "--json", env=env)
+    assert done.returncode == 0, done.stderr
+    plan = json_of(done)["data"]
+    assert (plan["chip"], plan["tokens"], plan["heads"]) == ("v6e", 7_800, 2)
+    kernel = plan["kernel"]
+    assert list(kernel) == ["splash", "dense", "naive", "exact", "rounded", "rounded_temporal"]
+    assert kernel["dense"]["visited_pairs"] == 7_800**2
+    assert kernel["dense"]["ms"] < kernel["splash"]["ms"]
+    assert kernel["naive"]["interior"] > kernel["rounded"]["interior"]
+    assert all(one["visited_pairs"] <= 7_800**2 for one in kernel.values())
+    again = run_svgen("plan", "--kernel", *flags, env=env)
+    assert "compiling" not in again.stderr
+    assert max(map(len, again.stdout.splitlines())) <= 80

@@ -7,8 +7,10 @@ On the hosts of a TPU pod the three flags are not needed. Process 0 alone prints
 that dies would leave the others waiting for it in the middle of a step, so a thread watches them.
 """
 
+import ctypes
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -83,6 +85,7 @@ def meet(jax: Any, hosts: Hosts, give_up: Callable[[MachineError], None]) -> Non
     process: JAX itself would abort it. Raises that error for an address that cannot be used.
     """
     _keep_stdout()
+    _delay_abort()
     jax.config.update("jax_enable_recoverability", True)  # a dead peer does not end this process
     options = {"initialization_timeout": 10 * MEET_S, "heartbeat_timeout_seconds": HEARTBEAT_S}
     if hosts.coordinator is not None:
@@ -121,6 +124,17 @@ def _keep_stdout() -> None:
     kept = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
     os.dup2(2, 1)
     sys.stdout = kept
+
+
+def _delay_abort() -> None:
+    """Let a thread that aborts the process sleep first, for as many seconds as SIGABRT's number: 6.
+
+    JAX aborts when process 0 dies, whatever its settings, from a thread of its own. In these
+    seconds the watch, or the step that waits in vain, saves the state and ends the process.
+    """
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
 
 
 def shared_seed(drawn: int) -> int:

@@ -3,11 +3,13 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
+from svgen import cycles
 from svgen.catalog import sampling_of
 from svgen.cli.device import cache_folder
 from svgen.cli.options import RESOLUTION, with_console
@@ -18,11 +20,9 @@ from svgen.grid import RESOLUTIONS, WAN21, frames_problem, grid_of, size_problem
 from svgen.plan import (
     TPUS,
     Job,
-    cache_key,
     fingerprint,
     parse_slice,
     predict,
-    predict_kernel,
     prepare_environment,
 )
 from svgen.shapes import SPECS
@@ -122,9 +122,10 @@ def _kernel_plan(console: Console, options: Mapping[str, Any]) -> None:
     name = options["tpu"]
     chip = parse_slice(name if "-" in name else f"{name}-8").tpu.chip
     grid = grid_of(width, height, frames, WAN21)
-    key = cache_key([chip, width, height, frames, heads, share])
+    shape = grid.latent_frames, grid.tokens // grid.latent_frames
+    key = fingerprint([chip, width, height, frames, heads, share])
     prepare_environment()
-    plan = _planned(console, key, lambda: predict_kernel(chip, grid, heads, share))
+    plan = _planned(console, key, lambda: cycles.compare_kernels(chip, shape, heads, share))
     lines = [
         f"attention of {heads} heads on one {chip}, {plan['tokens']} tokens, band share {share:g}",
         f"({plan['label']})",
@@ -177,5 +178,5 @@ def command(console: Console, **options: Any) -> None:
         return
     job = _job(options)
     prepare_environment()
-    plan = _planned(console, fingerprint(job), lambda: predict(job))
+    plan = _planned(console, fingerprint(asdict(job)), lambda: predict(job))
     console.result(plan, _lines(job, plan))

@@ -105,10 +105,13 @@ def vae(folder: Path, steps: int, batch: int, rate: float, seed: int, every: int
 
 def _trained_vae(folder: Path) -> Vae:
     """The VAE as its training left it, with the statistics of its latents where they are known."""
-    spec = VAE
+    spec, path = VAE, folder / "vae.safetensors"
     graph, weights = nnx.split(Vae(spec, dtype=jnp.float32, rngs=nnx.Rngs(0)))
-    moments = train_vae.optimizer(100, 1e-3).init(weights)
-    (weights, _), _ = load_tree(folder / "vae.safetensors", (weights, moments))
+    if path.exists() or not (started := _started("vae")):
+        moments = train_vae.optimizer(100, 1e-3).init(weights)
+        (weights, _), _ = load_tree(path, (weights, moments))
+    else:
+        (weights,) = started
     path = folder / "statistics.json"
     if path.exists():
         numbers = json.loads(path.read_text())
@@ -218,16 +221,21 @@ def plot(folder: Path) -> None:
 @click.argument("target", type=click.Path(path_type=Path))
 @click.pass_obj
 def export(folder: Path, target: Path) -> None:
-    """Write the averaged weights as a checkpoint folder in diffusers' layout."""
+    """Write the averaged weights as a checkpoint folder in diffusers' layout.
+
+    What FOLDER has not begun is taken from --from.
+    """
     write_tokenizer(folder / "tokenizer")
     networks, weights = train_flow.new_networks(TEXT, TRANSFORMER, 0)
-    moments = train_flow.optimizer(100, 1e-3).init(weights)
-    state = train_flow.TrainState(weights, weights, moments)
-    state, _ = load_tree(folder / "flow.safetensors", state)
+    path = folder / "flow.safetensors"
+    if path.exists() or not (started := _started("text_encoder", "transformer")):
+        moments = train_flow.optimizer(100, 1e-3).init(weights)
+        state = train_flow.TrainState(weights, weights, moments)
+        started = load_tree(path, state)[0].average
     vae = _trained_vae(folder)
     parts = {
-        "text_encoder": nnx.merge(networks.text, state.average[0]),
-        "transformer": nnx.merge(networks.transformer, state.average[1]),
+        "text_encoder": nnx.merge(networks.text, started[0]),
+        "transformer": nnx.merge(networks.transformer, started[1]),
         "vae": vae,
     }
     specs = ModelSpecs(text=TEXT, transformer=TRANSFORMER, vae=vae.spec)

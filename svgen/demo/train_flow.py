@@ -17,10 +17,11 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
-from optax.contrib import MuonDimensionNumbers, muon
+from optax.contrib import MuonDimensionNumbers
 
 from svgen.config import TextSpec, TransformerSpec
 from svgen.demo import captions, scenes
+from svgen.demo.optimizer import falling
 from svgen.models.text_encoder import TextEncoder
 from svgen.models.transformer import Transformer
 from svgen.tokenizer import Tokenizer, pad_ids
@@ -37,7 +38,6 @@ TOLD = {  # what the text encoder is asked for: each token is to know all that t
     "background": tuple(scenes.BACKGROUNDS),
 }
 ASKED = 64  # captions for that, besides those of the clips: they cost next to nothing
-MUON_RATE = 3.0  # of the layers' matrices, as a multiple of that of the rest
 SHIFT = 5.0  # of the noise levels: where things are and go is decided while little is seen
 
 
@@ -193,10 +193,10 @@ def _misunderstood(encoder: TextEncoder, probe: jax.Array, batch: Batch) -> jax.
 
 def _loss_and_gradient(
     networks: Networks, weights: Any, batch: Batch, key: jax.Array
-) -> tuple[jax.Array, Any]:
+) -> tuple[tuple[jax.Array, jax.Array], Any]:
     """Mean loss and gradient of a batch split evenly over as many devices as divide it."""
 
-    def part(weights: Any, batch: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
+    def part(weights: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any]:
         key = jax.random.fold_in(key, jax.lax.axis_index("data"))
         found = jax.value_and_grad(partial(loss, networks), has_aux=True)(weights, batch, key)
         return jax.lax.pmean(found, "data")
@@ -215,18 +215,8 @@ def _loss_and_gradient(
 
 
 def optimizer(steps: int, rate: float) -> optax.GradientTransformation:
-    """Muon for the layers' matrices, AdamW for the rest; a short warm-up, then a falling rate."""
-    warm_up = min(100, steps // 10)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warm_up, steps, rate / 50)
-    transform = muon(
-        lambda count: MUON_RATE * schedule(count),
-        adam_learning_rate=schedule,
-        weight_decay=0.01,
-        adam_b2=0.99,
-        muon_weight_dimension_numbers=_matrices,
-        consistent_rms=0.2,
-    )
-    return optax.chain(optax.clip_by_global_norm(1.0), transform)
+    """Muon for the layers' matrices, AdamW for the rest."""
+    return falling(steps, rate, matrices=_matrices, weight_decay=0.01)
 
 
 def _matrices(weights: Any) -> Any:
@@ -255,8 +245,8 @@ def train_step(
     batch: Batch,
     key: jax.Array,
     done: jax.Array | float,
-) -> tuple[TrainState, jax.Array]:
-    """One step of the optimiser and of the running average; returns the new state and the loss."""
+) -> tuple[TrainState, tuple[jax.Array, jax.Array]]:
+    """One step of the optimiser and of the running average; returns the new state and `loss`."""
     value, gradient = _loss_and_gradient(networks, state.weights, batch, key)
     updates, moments = transform.update(gradient, state.moments, state.weights)
     weights = optax.apply_updates(state.weights, updates)

@@ -14,17 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from optax.contrib import MuonDimensionNumbers, muon
+from optax.contrib import MuonDimensionNumbers
 
 from svgen.demo import scenes
 from svgen.demo.basis import STRIDE, Basis
+from svgen.demo.optimizer import falling
 from svgen.models.vae import Vae
 
 CROP_PX, CROP_FRAMES = 48, 17
 NEAR_OBJECT = 0.8  # share of the crops that are laid over the object
 LATENT_WEIGHT = 0.1  # of the encoder's error in the loss
 MOST_NOISE = 0.15  # in the latents that the decoder learns from: the flow's are not perfect either
-MUON_RATE = 3.0  # of the kernels, as a multiple of that of the rest
 
 Weights = nnx.State
 
@@ -61,14 +61,14 @@ def _crop(rng: np.random.Generator) -> np.ndarray:
     return part[:, row : row + CROP_PX, column : column + CROP_PX]
 
 
-def _encode(vae: Vae, frames: jax.Array) -> jax.Array:
+def encode_at_once(vae: Vae, frames: jax.Array) -> jax.Array:
     """Do what `Vae.encode` does, with all later chunks as one: quicker to compile and to run."""
     (first, _), cache = vae.encode_first(frames[:, :1])
     (later, _), _ = vae.encode_next(frames[:, 1:], cache)
     return jnp.concatenate([first, later], axis=1)
 
 
-def _decode(vae: Vae, z: jax.Array) -> jax.Array:
+def decode_at_once(vae: Vae, z: jax.Array) -> jax.Array:
     """Do what `Vae.decode` does, with all later chunks as one."""
     first, cache = vae.decode_first(z[:, :1])
     later, _ = vae.decode_next(z[:, 1:], cache)
@@ -80,31 +80,19 @@ def loss(graph: nnx.GraphDef, weights: Weights, crops: Crops, key: jax.Array) ->
     (half of the batch) and from the encoder's own (the other half).
     """
     vae = nnx.merge(graph, weights)
-    written = _encode(vae, crops.frames)
+    written = encode_at_once(vae, crops.frames)
     noise_key, level_key = jax.random.split(key)
     level = MOST_NOISE * jax.random.uniform(level_key, (len(written), 1, 1, 1, 1))
     noisy = crops.latents + level * jax.random.normal(noise_key, written.shape, jnp.float32)
     half = len(written) // 2
-    difference = _decode(vae, jnp.concatenate([noisy[:half], written[half:]])) - crops.frames
+    difference = decode_at_once(vae, jnp.concatenate([noisy[:half], written[half:]])) - crops.frames
     error = jnp.abs(difference).mean() + jnp.square(difference).mean()
     return error + LATENT_WEIGHT * jnp.square(written - crops.latents).mean()
 
 
 def optimizer(steps: int, rate: float) -> optax.GradientTransformation:
-    """Muon for the kernels, AdamW for the rest; a short warm-up, then a rate that falls to a
-    fiftieth along a cosine.
-    """
-    warm_up = min(100, steps // 10)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warm_up, steps, rate / 50)
-    transform = muon(
-        lambda count: MUON_RATE * schedule(count),
-        adam_learning_rate=schedule,
-        weight_decay=0.0,
-        adam_b2=0.99,
-        muon_weight_dimension_numbers=_kernels,
-        consistent_rms=0.2,
-    )
-    return optax.chain(optax.clip_by_global_norm(1.0), transform)
+    """Muon for the kernels, AdamW for the rest."""
+    return falling(steps, rate, matrices=_kernels, weight_decay=0.0)
 
 
 def _kernels(weights: Any) -> Any:

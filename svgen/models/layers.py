@@ -20,13 +20,6 @@ def layer_norm(x: jax.Array, eps: float) -> jax.Array:
     return centred * jax.lax.rsqrt(variance + jnp.float32(eps))
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """Divide by the root mean square over the last axis, times `scale` [C]; float32 in and out."""
-    mean_square = jnp.square(x).mean(axis=-1, keepdims=True)
-    normed = x * jax.lax.rsqrt(mean_square + jnp.float32(eps))
-    return normed * jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
-
-
 def time_features(t: jax.Array, width: int) -> jax.Array:
     """Sinusoidal features of times [B]: cosines, then sines, of t * 10000^(-i/(width/2)). Returns
     float32 [B, width].

@@ -13,7 +13,8 @@ import numpy as np
 from flax import nnx
 
 from svgen.config import TextSpec
-from svgen.models.layers import Gather, rms_norm, scan_layers
+from svgen.kernels.heads import rms_norm
+from svgen.models.layers import Gather, scan_layers
 
 MASKED = float(np.finfo(np.float32).min)  # finite: a row without any valid key must not become NaN
 

@@ -57,8 +57,9 @@ def test_two_processes_make_the_video_of_one(env, port, tmp_path):
     alone = tmp_path / "alone.mp4"
     args = (*ARGS[:-2], "--steps", "3", "--seed", str(data["seed"]), "-o", str(alone))
     assert run_svgen("generate", *args, env=env, cwd=ROOT).returncode == 0
-    difference = decoded(alone).astype(int) - decoded(paths[0])
-    assert np.abs(difference).max() <= 2  # another order of sums, then H.264
+    difference = np.abs(decoded(alone).astype(int) - decoded(paths[0]))
+    assert difference.mean() < 0.1  # another order of sums, then H.264: of a few pixels it makes 4
+    assert difference.max() <= 16
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -87,6 +88,20 @@ def test_when_one_dies_the_other_saves_its_state_and_says_so(env, port, tmp_path
         heard = [one.communicate(timeout=300)[1] for one in again]
         assert [one.returncode for one in again] == [0, 0], heard
         assert f"going on after step {step} of 1000" in heard[0]
+
+
+def test_abort_from_another_thread_leaves_time_to_end_otherwise():
+    """As JAX aborts when the first process dies, in a race with whoever saves the state."""
+    program = (
+        "import ctypes, os, threading\n"
+        "from svgen.cli import hosts\n"
+        "hosts._delay_abort()\n"
+        "thread = threading.Thread(target=ctypes.CDLL(None).abort)\n"
+        "thread.start()\n"
+        "thread.join(1)\n"
+        "os._exit(3)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 3
 
 
 def test_process_that_waits_in_vain_says_so(env, port, tmp_path):

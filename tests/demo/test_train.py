@@ -27,7 +27,7 @@ def standard():
 
 
 SMALL_TEXT = replace(TEXT, width=16, mlp_width=16, heads=2, head_dim=8, layers=1)
-SMALL = replace(TRANSFORMER, heads=2, head_dim=8, layers=2, mlp_width=32, text_width=16)
+SMALL = replace(TRANSFORMER, heads=2, head_dim=8, layers=4, mlp_width=32, text_width=16)
 
 
 def test_attention_has_the_gradient_of_dense_attention():
@@ -49,22 +49,22 @@ def test_attention_has_the_gradient_of_dense_attention():
 
 def test_flow_learns_one_batch(tmp_path):
     networks, weights = train_flow.new_networks(SMALL_TEXT, SMALL, 0)
-    transform = train_flow.optimizer(40, 1e-2)
+    transform = train_flow.optimizer(80, 1e-2)
     average = jax.tree.map(jnp.array, weights)
     state = train_flow.TrainState(weights, average, transform.init(weights))
     rng = np.random.default_rng(1)
-    latents = np.repeat(rng.normal(size=(1, 2, 8, 8, 8)), 4, axis=0).astype(np.float32)
+    latents = np.repeat(rng.normal(size=(1, 2, 4, 4, 8)), 4, axis=0).astype(np.float32)
     some = [scenes.sample(rng) for _ in range(4)]
     write_tokenizer(tmp_path / "tokenizer")
     captioner = train_flow.Captioner(Tokenizer.load(tmp_path), 0)
     stream = train_flow.batches(latents, some, captioner, 4)
     losses = []
-    for step in range(40):
+    for step in range(80):
         key = jax.random.key(step)
         done = np.float32(step)
         state, value = train_flow.train_step(networks, transform, state, next(stream), key, done)
         losses.append([float(part) for part in value])
-    assert (np.mean(losses[-5:], axis=0) < 0.9 * np.mean(losses[:5], axis=0)).all()
+    assert (np.mean(losses[-5:], axis=0) < 0.8 * np.mean(losses[:5], axis=0)).all()
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), state.average, state.weights)
     assert max(jax.tree.leaves(moved)) > 0, "the average lags behind"
 
@@ -93,11 +93,29 @@ def basis() -> Basis:
     return Basis.fit(np.stack([scenes.render(scenes.sample(rng)) for _ in range(4)]), 8)
 
 
+QUICK = replace(VAE, base_width=4, multipliers=(1, 1), temporal_downsample=(True,))  # halves all
+
+
+def test_later_chunks_may_go_through_the_vae_as_one():
+    graph, weights = nnx.split(Vae(QUICK, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    frames = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, (1, 5, 8, 8, 3)), jnp.float32)
+
+    @jax.jit
+    def both(weights):
+        vae = nnx.merge(graph, weights)
+        z = vae.encode(frames)
+        at_once = train_vae.encode_at_once(vae, frames), train_vae.decode_at_once(vae, z)
+        return (z, vae.decode(z)), at_once
+
+    for chunked, whole in zip(*both(weights), strict=True):
+        assert np.ptp(chunked[:, 1:]) > 0.1
+        np.testing.assert_allclose(whole, chunked, rtol=0, atol=1e-5)
+
+
 def test_vae_learns_to_write_and_draw_the_latents(basis):
-    spec = replace(VAE, base_width=4, multipliers=(1, 1, 1, 1))
-    graph, weights = nnx.split(Vae(spec, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    graph, weights = nnx.split(Vae(QUICK, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     frames, latents = next(train_vae.crops(basis, 0, 2))
-    crop = train_vae.Crops(frames[:, :1, :16, :16], latents[:, :1, :2, :2])
+    crop = train_vae.Crops(frames[:, :5, :8, :8], latents[:, :3, :4, :4])
     transform = train_vae.optimizer(30, 1e-2)
     moments, losses = transform.init(weights), []
     for step in range(30):

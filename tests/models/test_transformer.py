@@ -17,11 +17,10 @@ from flax import nnx
 
 from svgen.attention.attend import Attend, dense
 from svgen.config import TEXT_TOKENS, TransformerSpec
-from svgen.kernels.heads import rotate
+from svgen.kernels.heads import rms_norm, rotate
 from svgen.models.keys import IGNORED, transformer_keys
 from svgen.models.layers import (
     layer_norm,
-    rms_norm,
     rotary_angles,
     rotary_split,
     time_features,

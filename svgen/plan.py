@@ -6,6 +6,7 @@ Memory is what the compiler says. Time per step is the sum of
     the rest      the compiler's estimate of each fusion (`hlo`)
     all-to-alls   bytes over the interconnect; weights are gathered while other work goes on
 
+The VAE's part, which XLA splits by itself, is the compiler's estimate and the bytes exchanged.
 Nothing here was measured on a TPU. libtpu reads its environment when it is loaded: call
 `prepare_environment` before anything imports jax.
 """
@@ -13,17 +14,18 @@ Nothing here was measured on a TPU. libtpu reads its environment when it is load
 import json
 import math
 import os
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from svgen import cycles
+from svgen import __version__, cycles
 from svgen.config import ModelSpecs, SparsitySchedule
-from svgen.errors import MachineError, UsageError
+from svgen.errors import MachineError
 from svgen.grid import Grid
+from svgen.tpus import Slice
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -38,62 +40,6 @@ BETWEEN = {  # kernels besides attention -> calls in a layer, cycles of a token 
     "join_heads": (2, 0.10),
 }
 GAUGE = 0.70  # cycles a token to measure a head's bound, counted (kernels/NOTES.md)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tpu:
-    """One generation: what its makers publish, and how its slices are called."""
-
-    chip: str  # of `cycles.TOPOLOGIES`
-    hbm_gib: float
-    hbm_gbs: float
-    link_gbs: float  # of one chip to all its neighbours, both ways together, GB/s
-    cores: int = 1  # that a name counts for each chip
-    shapes: dict[int, str]  # chips -> topology
-
-
-FLAT = {4: "2x2x1", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-FLAT_V5E = {**FLAT, 4: "2x4"}  # its smallest topology that compiles; four chips of it are taken
-SOLID = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"}
-TPUS = {
-    "v5e": Tpu(chip="v5e", hbm_gib=16, hbm_gbs=819, link_gbs=200, shapes=FLAT_V5E),
-    "v5p": Tpu(chip="v5p", hbm_gib=95, hbm_gbs=2765, link_gbs=600, cores=2, shapes=SOLID),
-    "v6e": Tpu(chip="v6e", hbm_gib=32, hbm_gbs=1640, link_gbs=448, shapes=FLAT),
-    "v7x": Tpu(chip="tpu7x", hbm_gib=96, hbm_gbs=7380, link_gbs=600, shapes=SOLID),
-}
-NAME = re.compile(r"(v\d+[a-z]*)-(\d+)")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slice:
-    """Chips of one name: `v6e-8`."""
-
-    name: str
-    tpu: Tpu
-    chips: int
-
-    @property
-    def topology(self) -> str:
-        """The topology to compile for; one chip is taken out of the smallest."""
-        shapes = self.tpu.shapes
-        return f"{self.tpu.chip}:{shapes.get(self.chips, shapes[min(shapes)])}"
-
-
-def parse_slice(name: str) -> Slice:
-    """Read the name of TPU chips; raises UsageError (E_TPU_NAME)."""
-    match = NAME.fullmatch(name)
-    tpu = TPUS.get(match[1]) if match else None
-    chips = int(match[2]) / tpu.cores if tpu else 0
-    if tpu and (chips == 1 or chips in tpu.shapes):
-        return Slice(name=name, tpu=tpu, chips=int(chips))
-    known = ", ".join(f"{one}-N" for one in TPUS)
-    counts = ", ".join(str(count * tpu.cores) for count in (1, *tpu.shapes)) if tpu else ""
-    raise UsageError(
-        "E_TPU_NAME",
-        f"--tpu {name[:40]} is not known",
-        why=f"N of {match[1]} is one of {counts}" if tpu else f"names are {known}",
-        hint="--tpu v6e-8",
-    )
 
 
 def prepare_environment() -> None:
@@ -122,13 +68,13 @@ def predict(job: Job) -> dict[str, Any]:
     transformer, start = job.specs.transformer, time.perf_counter()
     split = choose_split(job.slice.chips, transformer.heads, job.branches, job.mesh)
     programs = {
-        name: Compiled.of(job, split, sparsity)
+        name: Compiled.of(compile_step(job, split, sparsity))
         for name, sparsity in (("dense", None), ("sparse", job.sparsity))
         if name == "dense" or sparsity
     }
     attention = count_attention(job)
     heads = transformer.heads // split.seq * (job.branches // split.cfg)
-    last = programs.get("sparse", programs["dense"])
+    last, decoding = programs.get("sparse", programs["dense"]), Decoding.of(job, split)
     others = between_seconds(job, split)
     steps = step_seconds(job, programs, attention, heads)
     steps = {name: seconds + others for name, seconds in steps.items()}
@@ -143,8 +89,9 @@ def predict(job: Job) -> dict[str, Any]:
         "mesh": str(split),
         "hbm_gib_per_chip": memory,
         "hbm_limit_gib": limit,
-        "fits": memory["total"] <= limit,
-        "would_fit": would_fit(job, memory, limit),
+        "decode_gib_per_chip": decoding.memory,
+        "fits": max(memory["total"], decoding.memory["total"]) <= limit,
+        "would_fit": would_fit(job, memory, limit) or would_decode(job, decoding.memory, limit),
         "attention": attention_summary(job, attention, heads),
         "collectives": {name: dict(last.cost.moved) for name, last in programs.items()},
         "step_s": {name: steps[name] for name in ("dense", "sparse")},
@@ -152,6 +99,7 @@ def predict(job: Job) -> dict[str, Any]:
         "denoise_dense_s": job.steps * steps["dense"],
         "denoise_splash_s": job.steps * steps["splash"],
         "speedup": job.steps * steps["splash"] / total,
+        "decode_s": decoding.seconds,
         "compile_s": time.perf_counter() - start,
     }
 
@@ -182,19 +130,25 @@ def would_fit(job: Job, memory: Mapping[str, float], limit: float) -> dict[str, 
     return found
 
 
+def would_decode(job: Job, memory: Mapping[str, float], limit: float) -> dict[str, Any]:
+    """What would decode where this does not: more chips. Fewer frames would not: the VAE holds one
+    latent frame at a time.
+    """
+    return {k: v for k, v in would_fit(job, memory, limit).items() if k != "frames"}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
-    """One step, compiled: the memory of a chip in GiB, and what its parts cost."""
+    """A program, compiled: the memory of a chip in GiB, and what its parts cost."""
 
     memory: dict[str, float]
-    cost: "Cost"  # of a sparse step, or of a dense one without sparsity
+    cost: "Cost"
 
     @classmethod
-    def of(cls, job: Job, split: Any, sparsity: SparsitySchedule | None) -> "Compiled":
-        """Compile the step for shapes alone."""
+    def of(cls, compiled: Any) -> "Compiled":
+        """Read what the compiler says of a program."""
         from svgen import hlo
 
-        compiled = compile_step(job, split, sparsity)
         text, memory = compiled.as_text(), compiled.memory_analysis()
         weights = memory.argument_size_in_bytes / 2**30
         temporaries = (memory.temp_size_in_bytes + memory.generated_code_size_in_bytes) / 2**30
@@ -206,6 +160,51 @@ class Compiled:
             },
             cost=hlo.cost(text),
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoding:
+    """All latent frames through the VAE: the memory of a chip in GiB, and the time."""
+
+    memory: dict[str, float]
+    seconds: float
+
+    @classmethod
+    def of(cls, job: Job, split: Any) -> "Decoding":
+        """Compile the VAE's programs for the first latent frame and for a later one."""
+        first, later = (Compiled.of(one) for one in compile_decode(job, split))
+        others = job.grid.latent_frames - 1
+        seconds = [
+            one.cost.cycles / cycles.HERTZ[job.slice.tpu.chip]
+            + moving_seconds(job, sum(one.cost.moved.values()))
+            for one in (first, later)
+        ]
+        return cls(memory=later.memory, seconds=seconds[0] + others * seconds[1])
+
+
+def compile_decode(job: Job, split: Any) -> tuple[Any, Any]:
+    """Compile `programs.decode_first` and `decode_next` for the chips of a job."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from svgen import programs, sharding
+
+    mesh, grid = mesh_of(job, split), job.grid
+    graph, weights = nnx.split(programs.abstract_parts(job.specs, jnp.dtype(job.dtype))["vae"])
+
+    def placed(leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    weights = jax.tree.map(lambda leaf: placed(leaf, everywhere), weights)
+    latent = (1, 1, grid.rows, grid.columns, job.specs.vae.z_channels)
+    z = jax.ShapeDtypeStruct(latent, jnp.float32, sharding=sharding.columns_of(mesh, latent))
+    first = programs.decode_first.lower(graph, weights, z).compile()
+    _, _, cache = jax.eval_shape(partial(programs.decode_first, graph), weights, z)
+    cache = jax.tree.map(placed, cache, first.output_shardings[2])
+    return first, programs.decode_next.lower(graph, weights, z, cache).compile()
 
 
 def compile_step(job: Job, split: Any, sparsity: SparsitySchedule | None) -> Any:
@@ -328,10 +327,15 @@ def between_seconds(job: Job, split: Any) -> float:
 
 
 def exchange_seconds(job: Job, cost: "Cost") -> float:
-    """The time of all-to-alls. Each chip sends all but its own part; of what its links carry both
-    ways, half goes out, and on a torus of few chips about half of that is reached.
+    """The time of all-to-alls, in which each chip sends all but its own part."""
+    return moving_seconds(job, cost.moved["all-to-all"])
+
+
+def moving_seconds(job: Job, moved: float) -> float:
+    """The time for so many bytes to arrive at each chip. Of what its links carry both ways, half
+    goes out, and on a torus of few chips about half of that is reached.
     """
-    return cost.moved["all-to-all"] / (job.slice.tpu.link_gbs * 1e9 / 4)
+    return moved / (job.slice.tpu.link_gbs * 1e9 / 4)
 
 
 def attention_summary(job: Job, attention: dict[str, dict[str, Any]], heads: int) -> dict[str, Any]:
@@ -355,7 +359,8 @@ def attention_summary(job: Job, attention: dict[str, dict[str, Any]], heads: int
 
 def fingerprint(asked: Any) -> str:
     """What was asked and what compiles it, as text: the name under which a plan may be kept."""
-    return json.dumps([asked, *map(_version, ("jax", "libtpu"))], sort_keys=True, default=str)
+    made_by = [__version__, *map(_version, ("jax", "libtpu"))]
+    return json.dumps([asked, *made_by], sort_keys=True, default=str)
 
 
 def _version(library: str) -> str:

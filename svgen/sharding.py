@@ -160,10 +160,14 @@ def place_columns(mesh: Mesh, latents: np.ndarray) -> jax.Array:
     """Split latents [B, F, H, W, Z] by columns over all chips, for the VAE; put them on every chip
     where W does not divide. XLA then exchanges the edges that convolutions need.
     """
-    even = latents.shape[3] % mesh.size == 0
-    spec = PartitionSpec(None, None, None, CHIPS) if even else PartitionSpec()
-    placed = NamedSharding(mesh, spec)
+    placed = columns_of(mesh, latents.shape)
     return jax.make_array_from_callback(latents.shape, placed, lambda part: latents[part])
+
+
+def columns_of(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    """Where `place_columns` puts latents of a shape."""
+    even = shape[3] % mesh.size == 0
+    return NamedSharding(mesh, PartitionSpec(None, None, None, CHIPS) if even else PartitionSpec())
 
 
 def gather(weights: Weights, axes: Weights, *, layer: bool = False) -> Weights:

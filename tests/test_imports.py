@@ -18,7 +18,9 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "cycles": {"attention", "errors", "kernels"},
     "hlo": {"errors"},
     "shapes": {"config"},
-    "plan": LEAVES | {"attention", "cycles", "hlo", "kernels.heads", "programs", "sharding"},
+    "tpus": {"errors"},
+    "plan": LEAVES
+    | {"attention", "cycles", "hlo", "kernels.heads", "programs", "sharding", "tpus"},
     "sharding": {"errors"},
     "scheduler": {"errors"},
     "kernels": {"errors"},

@@ -12,12 +12,12 @@ from svgen.plan import (
     Job,
     between_seconds,
     exchange_seconds,
-    parse_slice,
     step_seconds,
     would_fit,
 )
 from svgen.shapes import SPECS
 from svgen.sharding import Split
+from svgen.tpus import parse_slice
 from tests.helpers import json_of, run_svgen
 
 
@@ -139,6 +139,8 @@ def test_small_plan_is_compiled_once_and_adds_up(tmp_path):
     assert plan["attention"]["heads_per_chip"] == 6
     total = 15 * plan["step_s"]["dense"] + 35 * plan["step_s"]["sparse"]
     assert plan["denoise_s"] == pytest.approx(total)
+    assert 0.005 < plan["decode_s"] < 1
+    assert 0.1 < plan["decode_gib_per_chip"]["total"] < 2  # 3.5 GiB of caches, in four parts
     again = run_svgen("plan", *flags, env=env)
     assert "compiling" not in again.stderr
     assert max(map(len, again.stdout.splitlines())) <= 80

@@ -17,15 +17,9 @@ from svgen.cli.output import Console
 from svgen.config import SMALL_PARAMETERS, Preset
 from svgen.errors import UsageError, raise_all
 from svgen.grid import RESOLUTIONS, WAN21, frames_problem, grid_of, size_problem
-from svgen.plan import (
-    TPUS,
-    Job,
-    fingerprint,
-    parse_slice,
-    predict,
-    prepare_environment,
-)
+from svgen.plan import Job, fingerprint, predict, prepare_environment
 from svgen.shapes import SPECS
+from svgen.tpus import TPUS, parse_slice
 
 FRAMES = 81
 
@@ -91,12 +85,13 @@ def _read(path: Path) -> dict[str, Any] | None:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return kept if isinstance(kept, dict) and {"step_s", "kernel"} & kept.keys() else None
+    return kept if isinstance(kept, dict) and {"decode_s", "kernel"} & kept.keys() else None
 
 
 def _lines(job: Job, plan: Mapping[str, Any]) -> list[str]:
     """The plan as a table of at most 80 columns."""
     memory, attention, step = plan["hbm_gib_per_chip"], plan["attention"], plan["step_s"]
+    decode = plan["decode_gib_per_chip"]
     others = [f"--{name} {value}" for name, value in plan["would_fit"].items()]
     verdict = "fits" if plan["fits"] else f"does not fit{', but ' * bool(others)}"
     verdict += " or ".join(others)
@@ -110,6 +105,7 @@ def _lines(job: Job, plan: Mapping[str, Any]) -> list[str]:
         f"a step               {step['sparse']:.2f} s, densely {step['dense']:.2f}",
         f"denoising            {plan['denoise_s']:.0f} s, densely {plan['denoise_dense_s']:.0f}, "
         f"with Splash {plan['denoise_splash_s']:.0f}: {plan['speedup']:.2f} times as fast",
+        f"decoding             {plan['decode_s']:.1f} s, {decode['total']:.1f} GiB of a chip",
     ]
 
 

@@ -73,8 +73,12 @@ def test_clips(count: int) -> np.ndarray:
 @click.option("--rate", default=2e-3)
 @click.option("--seed", default=0)
 @click.option("--every", default=100, help="Steps between saves and reports.")
+@click.option("--side", default=48, help="Pixels along each side of a crop; at last 128.")
+@click.option("--frames", default=17, help="Frames of a crop.")
 @click.pass_obj
-def vae(folder: Path, steps: int, batch: int, rate: float, seed: int, every: int) -> None:
+def vae(
+    folder: Path, steps: int, batch: int, rate: float, seed: int, every: int, **crop: int
+) -> None:
     """Train the VAE to write and to draw the latents of `latents`."""
     graph, weights = nnx.split(Vae(VAE, dtype=jnp.float32, rngs=nnx.Rngs(seed)))
     transform = train_vae.optimizer(steps, rate)
@@ -84,7 +88,7 @@ def vae(folder: Path, steps: int, batch: int, rate: float, seed: int, every: int
         done = numbers["steps"]
     elif started := _started("vae"):
         (weights,) = started
-    stream = train_vae.crops(Basis.load(folder / "basis.npz"), seed + done, batch)
+    stream = train_vae.crops(Basis.load(folder / "basis.npz"), seed + done, batch, **crop)
     losses, start = [], time.perf_counter()
     clips = test_clips(4)
     for step in range(done, steps):

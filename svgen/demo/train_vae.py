@@ -1,8 +1,10 @@
 """Teaches the demo's VAE the latents of `basis`: the encoder to write them, the decoder to draw.
 
-Crops are 48x48 pixels, mostly near the object: a convolutional network needs no more to learn what
-the whole frame asks of it. In time they hold 17 frames: trained on 9, a VAE reconstructs those and
-drifts away after them, because what it keeps of past chunks was never used for longer.
+Crops of 48x48 pixels, mostly near the object, teach nearly everything. Whole frames must follow for
+some hundred steps: in its middle the VAE attends over a frame, and one that has only seen crops
+takes the brightness of a lit background from too far away. In time crops hold 17 frames: trained on
+9, a VAE reconstructs those and drifts away after them, because what it keeps of past chunks was
+never used for longer.
 """
 
 from collections.abc import Iterator
@@ -21,7 +23,6 @@ from svgen.demo.basis import STRIDE, Basis
 from svgen.demo.optimizer import falling
 from svgen.models.vae import Vae
 
-CROP_PX, CROP_FRAMES = 48, 17
 NEAR_OBJECT = 0.8  # share of the crops that are laid over the object
 LATENT_WEIGHT = 0.1  # of the encoder's error in the loss
 MOST_NOISE = 0.15  # in the latents that the decoder learns from: the flow's are not perfect either
@@ -32,33 +33,33 @@ Weights = nnx.State
 class Crops(NamedTuple):
     """What one step learns from."""
 
-    frames: jax.Array  # float32 [B, CROP_FRAMES, CROP_PX, CROP_PX, 3] in [-1, 1]
+    frames: jax.Array  # float32 [B, T, side, side, 3] in [-1, 1]
     latents: jax.Array  # float32 [B, F, H, W, Z]
 
 
-def crops(basis: Basis, seed: int, batch: int) -> Iterator[Crops]:
-    """Endless batches of crops."""
+def crops(basis: Basis, seed: int, batch: int, *, side: int, frames: int) -> Iterator[Crops]:
+    """Endless batches of crops of `frames` frames and side x side pixels."""
     rng = np.random.default_rng(seed)
     while True:
-        some = [_crop(rng) for _ in range(batch)]
+        some = [_crop(rng, side, frames) for _ in range(batch)]
         latents = np.stack([basis.latents(one) for one in some])
         yield Crops(np.stack(some).astype(np.float32) / 127.5 - 1, latents)
 
 
-def _crop(rng: np.random.Generator) -> np.ndarray:
+def _crop(rng: np.random.Generator, side: int, frames: int) -> np.ndarray:
     clip = scenes.render(scenes.sample(rng))
-    first = int(rng.integers(0, len(clip) - CROP_FRAMES + 1))
-    part = clip[first : first + CROP_FRAMES]
-    room = clip.shape[1] - CROP_PX
+    first = int(rng.integers(0, len(clip) - frames + 1))
+    part = clip[first : first + frames]
+    room = clip.shape[1] - side
     corner = rng.integers(0, room + 1, 2)
     if rng.random() < NEAR_OBJECT:
-        middle = part[CROP_FRAMES // 2].astype(int)
+        middle = part[frames // 2].astype(int)
         rows, columns = np.nonzero(np.abs(middle - middle[0, 0]).sum(axis=-1) > 60)
         if len(rows):
-            centre = np.array([rows.mean(), columns.mean()]) - CROP_PX / 2
+            centre = np.array([rows.mean(), columns.mean()]) - side / 2
             corner = np.clip(centre + rng.integers(-20, 21, 2), 0, room).astype(int)
     row, column = corner // STRIDE * STRIDE
-    return part[:, row : row + CROP_PX, column : column + CROP_PX]
+    return part[:, row : row + side, column : column + side]
 
 
 def encode_at_once(vae: Vae, frames: jax.Array) -> jax.Array:

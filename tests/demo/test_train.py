@@ -114,7 +114,7 @@ def test_later_chunks_may_go_through_the_vae_as_one():
 
 def test_vae_learns_to_write_and_draw_the_latents(basis):
     graph, weights = nnx.split(Vae(QUICK, dtype=jnp.float32, rngs=nnx.Rngs(0)))
-    frames, latents = next(train_vae.crops(basis, 0, 2))
+    frames, latents = next(train_vae.crops(basis, 0, 2, side=16, frames=9))
     crop = train_vae.Crops(frames[:, :5, :8, :8], latents[:, :3, :4, :4])
     transform = train_vae.optimizer(30, 1e-2)
     moments, losses = transform.init(weights), []
@@ -126,11 +126,11 @@ def test_vae_learns_to_write_and_draw_the_latents(basis):
 
 
 def test_crops_come_from_the_seed_with_their_latents(basis):
-    first, again = (next(train_vae.crops(basis, 3, 2)) for _ in range(2))
+    sizes = {"side": 48, "frames": 17}
+    first, again = (next(train_vae.crops(basis, 3, 2, **sizes)) for _ in range(2))
     assert np.array_equal(first.frames, again.frames)
-    assert not np.array_equal(first.frames, next(train_vae.crops(basis, 4, 2)).frames)
-    side, frames = train_vae.CROP_PX, train_vae.CROP_FRAMES
-    assert first.frames.shape == (2, frames, side, side, 3)
+    assert not np.array_equal(first.frames, next(train_vae.crops(basis, 4, 2, **sizes)).frames)
+    assert first.frames.shape == (2, 17, 48, 48, 3)
     assert -1 <= first.frames.min() < first.frames.max() <= 1
     pixels = np.round((first.frames[1] + 1) * 127.5).astype(np.uint8)
     assert np.array_equal(first.latents[1], basis.latents(pixels))

@@ -81,11 +81,15 @@ def plan_run(
     origins: Mapping[str, str] | None = None,
     stage: "Stage" = nullcontext,
     give_up: Callable[[SvgenError], None] = lambda error: None,
+    *,
+    place: Callable[..., Path] | None = None,
 ) -> Run:
     """Resolve and check everything that can be known before weights are loaded, and raise all
     problems at once. `origins` says where each option that was set came from; `give_up` ends the
-    process with an error where other processes do not come.
+    process with an error where other processes do not come; `place` chooses the output, as
+    `plan_output` does.
     """
+    place = place or plan_output
     said, problems, machine = origins or {}, Collected(), Collected()
     options = problems.get(lambda: settle(options, said), options)
     chosen = options["device"] != "auto" or bool(os.environ.get("JAX_PLATFORMS"))
@@ -120,7 +124,7 @@ def plan_run(
         seed = shared_seed(resolved.request.seed)
         resolved = replace(resolved, request=replace(resolved.request, seed=seed))
     sized = not resolved.problems
-    output = problems.get(lambda: plan_output(options, resolved.request, sized=sized))
+    output = problems.get(lambda: place(options, resolved.request, sized=sized))
     if pipeline:
         _check_on_disk(problems, pipeline, resolved.request)
     problems.raise_all()

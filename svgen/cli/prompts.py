@@ -15,7 +15,7 @@ def read_prompts(path: Path) -> list[str]:
 
     Raises UsageError (E_PROMPTS) with every line that cannot be used.
     """
-    lines = [(number, line.strip()) for number, line in enumerate(_text(path).split("\n"), 1)]
+    lines = [(number, line.strip()) for number, line in enumerate(read_text(path).split("\n"), 1)]
     lines = [(number, line) for number, line in lines if line]
     problems: list[SvgenError] = []
     prompts = []
@@ -52,7 +52,8 @@ def _prompt(line: str, where: str) -> str:
     return prompt
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Read a file of prompts; raises UsageError (E_PROMPTS) unless it is UTF-8 of bounded size."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

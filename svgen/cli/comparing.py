@@ -54,7 +54,7 @@ def plan_comparison(
     run = problems.get(lambda: plan_run(asked, origins, stage, place=place))
     if run and run.device.processes > 1:
         problems.append(_several_processes())
-    found = problems.get(lambda: _presets(names, run, options), ({}, ()))
+    found = problems.get(lambda: presets_of(names, run, options), ({}, ()))
     if run and run.pipeline:
         problems += prompt_problems(run.pipeline, run.request, prompts)
     problems.raise_all()
@@ -94,7 +94,7 @@ def _several_processes() -> UsageError:
     )
 
 
-def _presets(
+def presets_of(
     names: Sequence[str], run: Run | None, options: Mapping[str, Any]
 ) -> tuple[dict[str, SparsitySchedule], tuple[str, ...]]:
     """The sparse schedule of each preset, by a name that no other has, and what to tell of them."""
@@ -110,7 +110,7 @@ def _presets(
         parameters = run.pipeline.parameters if run.pipeline else None
         schedule = sparsity_of(preset, {}, run.model, parameters, run.request.steps)
         if schedule is None:
-            notes.append(f"{name} is dense: it is compared with, not compared")
+            notes.append(f"{name} is dense: what the others are compared with")
             continue
         found[label] = schedule
         notes += [text for text in (unpaired(preset, run.request),) if text]

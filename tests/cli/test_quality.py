@@ -1,11 +1,13 @@
 """`svgen quality` on the small checkpoint: one real run, and what is refused before it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from svgen.cli import run
-from svgen.cli.comparing import FILES, table
+from svgen.cli.comparing import FILES, presets_of, table
+from svgen.config import Request
 from tests.helpers import ROOT, run_svgen
 from tests.mp4 import read_mp4
 
@@ -128,3 +130,22 @@ def test_long_prompt_is_named_before_loading(said, tmp_path):
 def test_output_that_is_no_folder_is_refused(said, output):
     code, codes, _ = said("a", *SMALL, "--res", "64x48", "-o", output)
     assert (code, codes) == (2, ["E_OUTPUT_NAME"])
+
+
+def test_presets_have_names_of_their_own_and_the_schedule_for_the_size_of_the_model(tmp_path):
+    files = [tmp_path / folder / "aggressive.toml" for folder in ("a", "b")]
+    for file, share in zip(files, ("0.2", "0.3"), strict=True):
+        file.parent.mkdir()
+        file.write_text(MINE.replace("0.1", share) + "dense_steps = 0.5\n")
+    values = {"prompt": "", "model": "m", "width_px": 64, "height_px": 48, "frames": 9, "fps": 16}
+    request = Request(**values, steps=3, guidance=1, shift=1, seed=0)
+    small = SimpleNamespace(parameters=1000)
+    run = SimpleNamespace(request=request, model="m", pipeline=small)
+    names = ("aggressive", *map(str, files), "dense")
+    found, notes = presets_of(names, run, {"res": None})
+    assert list(found) == ["aggressive", str(files[0]), str(files[1])]
+    assert found["aggressive"].band_share == 0.45  # of 480p-aggressive, for small models
+    assert found[str(files[1])].band_share == 0.3
+    assert [one.dense_steps for one in found.values()] == [1, 2, 2]
+    assert notes[0] == "480p-aggressive was made for 832x480; this video has 64x48"
+    assert notes[1:] == ("dense is dense: what the others are compared with",)

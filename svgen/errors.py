@@ -113,6 +113,7 @@ CODES: dict[str, tuple[type[SvgenError], str]] = {
     "E_VALUE": (UsageError, "a number outside its range"),
     "E_PROMPT_EMPTY": (UsageError, "the prompt has no text"),
     "E_PROMPT_LONG": (UsageError, "the prompt has more tokens than the text encoder reads"),
+    "E_PROMPTS": (UsageError, "a file of prompts that cannot be used"),
     "E_MODEL": (UsageError, "a model that is neither known nor a checkpoint folder"),
     "E_TPU_NAME": (UsageError, "a name of TPU chips that is not known"),
     "E_MESH": (UsageError, "a split of the run over chips that cannot be made"),

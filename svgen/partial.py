@@ -154,6 +154,17 @@ def publish(partial: Path, target: Path, *, overwrite: bool) -> None:
     raise found from problem
 
 
+def write_whole(path: Path, data: bytes, *, overwrite: bool = False) -> None:
+    """Write a small file at once: it appears whole or not at all."""
+    with partial_file(path) as partial:
+        try:
+            partial.write_bytes(data)
+            sync(partial)
+        except OSError as error:
+            raise write_error(path, error) from error
+        publish(partial, path, overwrite=overwrite)
+
+
 def _rename_new(source: Path, target: Path) -> None:
     """Rename, but raise FileExistsError rather than replace anything."""
     with contextlib.suppress(OSError):

@@ -9,9 +9,10 @@ Progress, files, Ctrl-C are the caller's.
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +78,27 @@ class Pipeline:
         self.rules = Rules.of(self.specs.transformer, self.specs.vae)
         self.tokenizer = Tokenizer.load(self.folder, vocabulary=self.specs.text.vocabulary)
         self._abstract = programs.abstract_parts(self.specs, jnp.dtype(dtype))
+        self._kept: dict[Hashable, Any] | None = None  # loaded and compiled parts, in `keeping`
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Load each network and compile each step once for all runs of the block, and free them at
+        its end. A block for each part of many runs holds one network at a time.
+        """
+        self._kept = {}
+        try:
+            yield
+        finally:
+            self._kept = None
+            gc.collect()
+
+    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` returns; inside `keeping`, what it returned for the same key before."""
+        if self._kept is None:
+            return make()
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
 
     @property
     def parameters(self) -> int:
@@ -173,8 +195,12 @@ class Pipeline:
         if mesh is not None:
             options["place"] = whole_placer(mesh) if part == "vae" else placer(mesh)
         arguments = (self.folder, part, self._abstract[part], self._keys(part))
-        with self.stage(f"load {part.replace('_', ' ')}"):
-            return nnx.split(load_module(*arguments, **options))
+
+        def load() -> tuple[programs.Graph, programs.Weights]:
+            with self.stage(f"load {part.replace('_', ' ')}"):
+                return nnx.split(load_module(*arguments, **options))
+
+        return self._once((part, mesh), load)
 
     def embed(self, request: Request) -> jax.Array:
         """Encode the prompts of a request: text [1 or 2, L, C]."""
@@ -209,17 +235,7 @@ class Pipeline:
         A yielded state is valid until the next one is asked for: its buffers are reused. Raises
         NumericalError after the first step whose latents are not finite.
         """
-        table = solver_table(request.steps, request.shift)
-        state = self.start(request) if start is None else jax.tree.map(jnp.asarray, start)
-        mesh = self._mesh(request)
-        graph, weights = self._load("transformer", mesh)
-        rows, guidance = programs.StepTable.of(table), jnp.float32(request.guidance)
-        fixed = (text, rows, guidance, routing_seed(request))
-        if mesh is not None:
-            state, fixed = replicate(mesh, (state, fixed))
-        setting = Setting(request.sparsity, chip_of(jax.devices()[0].device_kind))
-        options = {"setting": setting, "mesh": mesh}
-        step = self._compile_step(graph, weights, (state, *fixed), options)
+        weights, step, state, fixed, mesh = self._ready(request, text, start)
         for index in range(int(state.step), request.steps):
             found = step(weights, state, *fixed)
             state = found.state
@@ -234,15 +250,44 @@ class Pipeline:
         del weights, step
         gc.collect()
 
+    def warm(self, request: Request, text: jax.Array) -> None:
+        """Load and compile, inside `keeping`, what `denoise` would before its first step."""
+        self._ready(request, text)
+
+    def setting(self, request: Request) -> Setting:
+        """How a request attends on the devices at hand."""
+        return Setting(request.sparsity, chip_of(jax.devices()[0].device_kind))
+
+    def _ready(
+        self, request: Request, text: jax.Array, start: DenoiseState | None = None
+    ) -> tuple[programs.Weights, Callable, DenoiseState, tuple, Mesh | None]:
+        """The weights, the compiled step, and its inputs before the first step of a run."""
+        table = solver_table(request.steps, request.shift)
+        state = self.start(request) if start is None else jax.tree.map(jnp.asarray, start)
+        mesh = self._mesh(request)
+        graph, weights = self._load("transformer", mesh)
+        rows, guidance = programs.StepTable.of(table), jnp.float32(request.guidance)
+        fixed = (text, rows, guidance, routing_seed(request))
+        if mesh is not None:
+            state, fixed = replicate(mesh, (state, fixed))
+        step = self._compile_step(graph, weights, (state, *fixed), (self.setting(request), mesh))
+        return weights, step, state, fixed, mesh
+
     def _compile_step(
         self,
         graph: programs.Graph,
         weights: programs.Weights,
         inputs: tuple,
-        options: dict,
+        static: tuple[Setting, Mesh | None],
     ) -> Callable:
-        with self.stage("compile the step"):
-            return programs.denoise_step.lower(graph, weights, *inputs, **options).compile()
+        options = dict(zip(("setting", "mesh"), static, strict=True))
+
+        def compile_step() -> Callable:
+            with self.stage("compile the step"):
+                return programs.denoise_step.lower(graph, weights, *inputs, **options).compile()
+
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(inputs))
+        return self._once((static, shapes), compile_step)
 
     def decode(self, latents: np.ndarray, request: Request) -> Iterator[np.ndarray]:
         """Decode a request's latents [1, F, H, W, Z] to uint8 frames [T, h, w, 3], a chunk at a

@@ -1,4 +1,7 @@
-"""How near two videos of the same seed are: PSNR and SSIM, frame by frame."""
+"""How near two videos of the same seed are: PSNR and SSIM, frame by frame, and over many videos."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +26,22 @@ def ssim(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
         _ssim(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(ours, theirs, strict=True)
     ]
     return np.array(scores)
+
+
+def of_video(frames: np.ndarray) -> dict[str, Any]:
+    """Summarise the scores [T] of one video's frames."""
+    shown = [round(float(value), 4) for value in frames]
+    return {"mean": float(frames.mean()), "worst": float(frames.min()), "frames": shown}
+
+
+def of_videos(videos: Sequence[np.ndarray]) -> dict[str, float]:
+    """Summarise several videos by the means over their frames: the mean of all and the worst; and
+    the worst frame of any.
+    """
+    means = [frames.mean() for frames in videos]
+    worst_frame = min(frames.min() for frames in videos)
+    worst = {"worst": float(min(means)), "worst_frame": float(worst_frame)}
+    return {"mean": float(np.mean(means)), **worst}
 
 
 def _ssim(a: np.ndarray, b: np.ndarray) -> float:

@@ -32,7 +32,9 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "checkpoint": {"config", "errors", "models.keys", "sharding"},
     "hub": {"catalog", "config", "errors"},
     "video": LEAVES | {"partial", "recipe"},
-    "quality": {"errors"},
+    "quality": set(),
+    "comparison": LEAVES | {"attention", "pipeline", "quality"},
+    "comparison_plot": {"errors"},
     "resume": {"config", "errors", "partial", "scheduler"},
     "programs": LEAVES | {"attention", "models", "scheduler", "sharding"},
     "pipeline": LEAVES

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from svgen.quality import MOST_DB, psnr_db, ssim
+from svgen.quality import MOST_DB, of_video, of_videos, psnr_db, ssim
 
 
 def test_psnr_of_each_frame():
@@ -38,3 +38,13 @@ def test_ssim_equals_the_sum_over_windows():
                 )
                 scores.append(light * (2 * cov[0, 1] + 58.5225) / (cov[0, 0] + cov[1, 1] + 58.5225))
     assert ssim(a, b)[0] == pytest.approx(np.mean(scores), rel=1e-9)
+
+
+def test_video_is_summed_up_by_its_mean_and_worst_frame():
+    found = of_video(np.array([30.0, 20.0, 40.00006]))
+    assert found == {"mean": pytest.approx(30.00002), "worst": 20, "frames": [30.0, 20.0, 40.0001]}
+
+
+def test_worst_of_videos_is_the_lowest_mean_and_not_the_lowest_frame():
+    steady, uneven = np.array([30.0, 30.0]), np.array([10.0, 60.0])
+    assert of_videos([steady, uneven]) == {"mean": 32.5, "worst": 30, "worst_frame": 10}

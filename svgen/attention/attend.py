@@ -153,7 +153,7 @@ def make(
     if not isinstance(schedule.dense_steps, int):
         raise ValueError(f"dense_steps {schedule.dense_steps} is not counted")
     return sparse(
-        tables(frames, positions, schedule.band_share, sizes),
+        tables_of(setting, shape),
         seed=seed,
         step=step,
         dense_steps=schedule.dense_steps,
@@ -162,6 +162,13 @@ def make(
         budget=schedule.budget,
         kernel=kernel,
     )
+
+
+def tables_of(setting: Setting, shape: tuple[int, int, int]) -> Tables:
+    """The visit tables by which a sparse setting attends to tokens of `shape` (see `make`)."""
+    frames, positions, _ = shape
+    _, sizes = _kernel(setting.chip, *shape)
+    return tables(frames, positions, setting.sparsity.band_share, sizes)
 
 
 def chip_of(kind: str) -> str | None:

@@ -22,6 +22,7 @@ COMMANDS = {  # name -> its line in the help
     "generate": "Make a video from a prompt.",
     "decode": "Make a video from latents that a run has saved.",
     "plan": "Say what a run takes on TPUs that are not attached.",
+    "quality": "Measure what sparse schedules cost, against dense attention.",
     "models": "List, fetch, verify and remove models.",
     "presets": "List, show and check presets.",
     "doctor": "Check this machine: versions, TPU, memory, disk, network.",

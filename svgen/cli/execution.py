@@ -198,17 +198,17 @@ class Saved:
 
 
 def denoise(
-    console: Console, pipeline: "Pipeline", request: Request, saved: Saved
+    console: Console, pipeline: "Pipeline", request: Request, saved: Saved, text: Any = None
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Embed and denoise one request; returns its latents on the host, and how many calls of heads
-    ran by each route, in this process.
+    """Embed (unless the `text` is given) and denoise one request; returns its latents on the host,
+    and how many calls of heads ran by each route, in this process.
     """
     from svgen.attention.attend import count_calls
     from svgen.attention.masks import ROUTES
 
     begin = saved.read(pipeline)
     done = int(begin.step) if begin else 0
-    text = pipeline.embed(request)
+    text = pipeline.embed(request) if text is None else text
     start, others = time.perf_counter(), sum(console.timings.values())
     latents, calls = begin.latents if begin else None, np.zeros(len(ROUTES), np.int64)
     stop = None
@@ -290,17 +290,19 @@ def make_video(
     *,
     keep_latents: bool,
     team: Team | None = None,
+    text: Any = None,
     **options: Any,
 ) -> tuple[Written | None, Path, dict[str, int]]:
-    """Run one request from prompt to MP4; also returns where its latents are kept, and its calls by
-    route. The latents are saved before decoding, and deleted when the MP4 is whole.
+    """Run one request from prompt (or its embedded `text`) to MP4; also returns where its latents
+    are kept, and its calls by route. The latents are saved before decoding, and deleted when the
+    MP4 is whole.
 
     Of a team, one process writes; the others work with it and return no file.
     """
     team = team or Team(console)
     saved = Saved(console, state_path(target, request), request, team)
     with team.watched(saved):
-        latents, calls = denoise(console, pipeline, request, saved)
+        latents, calls = denoise(console, pipeline, request, saved, text)
         if not team.writes:
             for _ in pipeline.decode(latents, request):
                 pass

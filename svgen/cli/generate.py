@@ -70,6 +70,7 @@ def _say_plan(console: Console, run: Run) -> None:
 
 @click.command(cls=Configured)
 @click.argument("prompt", required=False)
+@click.option("--prompts", metavar="FILE.jsonl", help="A batch: a request a line, flags as keys.")
 @click.option("--model", default="auto", metavar="NAME|PATH|ORG/REPO", help="Default: Wan 2.1.")
 @click.option("--res", type=RESOLUTION, metavar="SIZE", help="480p, 720p, 1080p, 1440p or WxH.")
 @click.option("--preset", metavar="NAME|FILE", help="Size and schedule: `svgen presets`.")
@@ -109,11 +110,17 @@ def command(console: Console, **options: Any) -> None:
       svgen generate "a cat surfing a wave at sunset"
       svgen generate "a cat" --res 720p --duration 5s --seed 7 -o cat.mp4
       svgen generate --from cat.mp4 --seed 8
+      svgen generate --prompts requests.jsonl --res 480p -o videos/
     """
     from svgen.cli.execution import stages_of
 
     options["json"] = console.json
     origins = origins_of(click.get_current_context())
+    if options["prompts"]:
+        from svgen.cli.batch import run_batch
+
+        run_batch(console, options, origins)
+        return
     run = plan_run(options, origins, stages_of(console), console.leave)
     if run.device.process > 0:
         console.mute()

@@ -144,6 +144,11 @@ class Console:
         if error is not None:
             self.fail(error)
 
+    def line(self, text: str) -> None:
+        """Give a line of the result before the command ends: of a batch, one for each item."""
+        if not self.json and not self.muted:
+            self._emit(f"{text}\n")
+
     def event(self, name: str, /, **values: Any) -> None:
         """Tell a program what goes on: start, stage, step, saved. Nothing without events."""
         if self.events:

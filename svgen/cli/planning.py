@@ -81,11 +81,16 @@ def plan_run(
     origins: Mapping[str, str] | None = None,
     stage: "Stage" = nullcontext,
     give_up: Callable[[SvgenError], None] = lambda error: None,
+    *,
+    place: Callable[..., Path] | None = None,
+    opener: Callable[..., "Pipeline | None"] | None = None,
 ) -> Run:
     """Resolve and check everything that can be known before weights are loaded, and raise all
     problems at once. `origins` says where each option that was set came from; `give_up` ends the
-    process with an error where other processes do not come.
+    process with an error where other processes do not come; `place` chooses the output, as
+    `plan_output` does, `opener` the pipeline, as `open_pipeline` does.
     """
+    place, opener = place or plan_output, opener or open_pipeline
     said, problems, machine = origins or {}, Collected(), Collected()
     options = problems.get(lambda: settle(options, said), options)
     chosen = options["device"] != "auto" or bool(os.environ.get("JAX_PLATFORMS"))
@@ -97,7 +102,7 @@ def plan_run(
     chosen = chosen or device is None
     machine.get(lambda: check_platform(model, platform, chosen))
     dtype = _dtype(options, recipe, platform)
-    pipeline = problems.get(lambda: open_pipeline(model, dtype, stage, mesh=options["mesh"]))
+    pipeline = problems.get(lambda: opener(model, dtype, stage, mesh=options["mesh"]))
     machine.get(lambda: check_size(pipeline, model, platform, chosen))
     problems += [one for one in machine if not (options["dry_run"] and _is_machine(one))]
     sampling = problems.get(lambda: read_sampling(pipeline.folder)) if pipeline else None
@@ -120,7 +125,7 @@ def plan_run(
         seed = shared_seed(resolved.request.seed)
         resolved = replace(resolved, request=replace(resolved.request, seed=seed))
     sized = not resolved.problems
-    output = problems.get(lambda: plan_output(options, resolved.request, sized=sized))
+    output = problems.get(lambda: place(options, resolved.request, sized=sized))
     if pipeline:
         _check_on_disk(problems, pipeline, resolved.request)
     problems.raise_all()
@@ -277,15 +282,18 @@ def _check_on_disk(problems: Collected, pipeline: "Pipeline", request: Request) 
     problems.get(pipeline.check_files)
 
 
-def plan_output(options: Mapping[str, Any], request: Request, *, sized: bool = True) -> Path:
+def plan_output(
+    options: Mapping[str, Any], request: Request, *, sized: bool = True, index: int = 0
+) -> Path:
     """Where the video goes; raises if it cannot go there. Unless the size is `sized` (valid), the
-    space is not asked for.
+    space is not asked for. `index` is its place in a batch.
     """
     from svgen.partial import check_output
     from svgen.video import needed_bytes
 
     to_stdout = options["output"] == STDOUT
-    path = output_path(None if to_stdout else options["output"], request, today=date.today())
+    spec = None if to_stdout else options["output"]
+    path = output_path(spec, request, index=index, today=date.today())
     if to_stdout:
         _check_stdout(options)
         path = Path(tempfile.gettempdir(), path)

@@ -291,7 +291,7 @@ def resolve(
         height_px=height,
         preset=preset.name if preset else recipe.get("preset"),
         schedule=preset.schedule if preset else recipe.get("schedule", DENSE),
-        sparsity=_sparsity(preset, recipe, model, parameters, values["steps"]),
+        sparsity=sparsity_of(preset, recipe, model, parameters, values["steps"]),
         item=recipe.get("item", 0),
         dtype=dtype,
     )
@@ -299,12 +299,12 @@ def resolve(
         request=request,
         origin=origin,
         problems=tuple(problems),
-        notes=tuple(text for text in (note, _unpaired(preset, request)) if text),
+        notes=tuple(text for text in (note, unpaired(preset, request)) if text),
         warnings=_warnings(request, sampling),
     )
 
 
-def _sparsity(
+def sparsity_of(
     preset: Preset | None,
     recipe: Mapping[str, Any],
     model: str,
@@ -323,7 +323,7 @@ def _sparsity(
     return chosen.counted(steps) if chosen else None
 
 
-def _unpaired(preset: Preset | None, request: Request) -> str:
+def unpaired(preset: Preset | None, request: Request) -> str:
     """Tell that a schedule was measured at another size than this one."""
     if preset is None or preset.sparsity is None:
         return ""

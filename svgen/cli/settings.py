@@ -26,7 +26,7 @@ COMMANDS = ("generate", "decode")  # those that a file may set up
 MAX_BYTES = 64 * 1024
 FLAG = "flag"  # the origin of a value from the command line
 # What replaces files, downloads much or names a source is said on the command line only.
-NEVER = ("from", "json", "overwrite", "yes", "dry-run", "help", "help-all")
+NEVER = ("from", "prompts", "json", "overwrite", "yes", "dry-run", "help", "help-all")
 HELP = ("-h", "--help", "--help-all")
 META = "svgen.settings"  # key in a context's meta: option -> file
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -106,7 +106,7 @@ def _section(
     path: Path, command: str, section: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[SvgenError]]:
     """Check one table; returns its values by option, and its problems."""
-    options = _options(command)
+    options = options_of(command)
     values: dict[str, Any] = {}
     problems: list[SvgenError] = []
     for key, value in section.items():
@@ -121,7 +121,7 @@ def _section(
     return values, problems
 
 
-def _options(command: str) -> dict[str, click.Option]:
+def options_of(command: str) -> dict[str, click.Option]:
     """Key -> option, for what a file may set of a command."""
     params = importlib.import_module(f"svgen.cli.{command}").command.params
     options = [one for one in params if isinstance(one, click.Option)]
@@ -129,7 +129,7 @@ def _options(command: str) -> dict[str, click.Option]:
     return {key: one for key, one in named.items() if key not in NEVER}
 
 
-def _kinds(option: click.Option) -> tuple[type, ...]:
+def kinds_of(option: click.Option) -> tuple[type, ...]:
     if option.count:
         return (int,)
     if option.is_flag:
@@ -141,7 +141,7 @@ def _kinds(option: click.Option) -> tuple[type, ...]:
 
 def _value_problem(path: Path, key: str, option: click.Option, value: Any) -> SvgenError | None:
     """Say what is wrong with one value: its TOML type, or what the option itself says of it."""
-    kinds = _kinds(option)
+    kinds = kinds_of(option)
     shown = f"{key} = {str(value)[:60]!r}"
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         return _problem(path, shown, f"it must be {KINDS[kinds[0]]}", f"see {option.opts[-1]}")

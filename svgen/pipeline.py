@@ -2,6 +2,7 @@
 
     text = pipeline.embed(request)                   text encoder
     for step in pipeline.denoise(request, text):     transformer, one programs.Step a step
+    for view in pipeline.observe(request, text, states):   the same, where its heads look
     for frames in pipeline.decode(latents):          VAE, uint8 frames chunk by chunk
 
 Progress, files, Ctrl-C are the caller's.
@@ -9,7 +10,7 @@ Progress, files, Ctrl-C are the caller's.
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from jax.sharding import Mesh
 
 from svgen import programs
 from svgen.attention.attend import Setting, chip_of
+from svgen.attention.mass import View
 from svgen.checkpoint import check_module, load_module, read_specs
 from svgen.config import Request
 from svgen.errors import DownloadError, NumericalError, SvgenError, UsageError, raise_all
@@ -209,16 +211,10 @@ class Pipeline:
         A yielded state is valid until the next one is asked for: its buffers are reused. Raises
         NumericalError after the first step whose latents are not finite.
         """
-        table = solver_table(request.steps, request.shift)
         state = self.start(request) if start is None else jax.tree.map(jnp.asarray, start)
         mesh = self._mesh(request)
         graph, weights = self._load("transformer", mesh)
-        rows, guidance = programs.StepTable.of(table), jnp.float32(request.guidance)
-        fixed = (text, rows, guidance, routing_seed(request))
-        if mesh is not None:
-            state, fixed = replicate(mesh, (state, fixed))
-        setting = Setting(request.sparsity, chip_of(jax.devices()[0].device_kind))
-        options = {"setting": setting, "mesh": mesh}
+        state, fixed, options = self._arguments(request, text, state, mesh)
         step = self._compile_step(graph, weights, (state, *fixed), options)
         for index in range(int(state.step), request.steps):
             found = step(weights, state, *fixed)
@@ -233,6 +229,34 @@ class Pipeline:
             yield found
         del weights, step
         gc.collect()
+
+    def observe(
+        self, request: Request, text: jax.Array, states: Iterable[DenoiseState]
+    ) -> Iterator[View]:
+        """See where each head looks in the steps that states of a request's run are at; yields
+        arrays [layers, B, A, ...]. The transformer is loaded once more.
+        """
+        mesh = self._mesh(request)
+        graph, weights = self._load("transformer", mesh)
+        for state in states:
+            state, fixed, options = self._arguments(request, text, state, mesh)
+            with self.stage("look at the heads"):
+                view = programs.observe(graph, weights, state, *fixed, **options)
+                view = jax.block_until_ready(view if mesh is None else collect(mesh, view))
+            yield view
+        del weights
+        gc.collect()
+
+    def _arguments(
+        self, request: Request, text: jax.Array, state: DenoiseState, mesh: Mesh | None
+    ) -> tuple[DenoiseState, tuple, dict]:
+        """What a step takes besides the weights: the state, the other inputs, what is static."""
+        rows = programs.StepTable.of(solver_table(request.steps, request.shift))
+        fixed = (text, rows, jnp.float32(request.guidance), routing_seed(request))
+        if mesh is not None:
+            state, fixed = replicate(mesh, (state, fixed))
+        setting = Setting(request.sparsity, chip_of(jax.devices()[0].device_kind))
+        return state, fixed, {"setting": setting, "mesh": mesh}
 
     def _compile_step(
         self,

@@ -35,7 +35,7 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "programs": LEAVES | {"attention", "models", "scheduler", "sharding"},
     "pipeline": LEAVES
     | {
-        "attention.attend",
+        "attention",
         "checkpoint",
         "models.keys",
         "programs",
@@ -43,6 +43,8 @@ ALLOWED = {  # part of svgen -> parts that it may import
         "sharding",
         "tokenizer",
     },
+    "profile_heads": LEAVES | {"attention", "pipeline", "programs", "scheduler"},
+    "head_pictures": {"attention", "config", "profile_heads"},
     "demo": LEAVES
     | {
         "attention",

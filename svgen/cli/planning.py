@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from svgen.pipeline import Pipeline, Stage
 
 T = TypeVar("T")
+Place = Callable[..., Path]  # (options, request, *, sized) -> the output; raises what is wrong
 DTYPES = ("auto", "bfloat16", "float32")
 STDOUT = "-"
 UNREAD = "(could not be read)"  # stands for a prompt while the other checks go on
@@ -81,10 +82,13 @@ def plan_run(
     origins: Mapping[str, str] | None = None,
     stage: "Stage" = nullcontext,
     give_up: Callable[[SvgenError], None] = lambda error: None,
+    *,
+    place: Place | None = None,
 ) -> Run:
     """Resolve and check everything that can be known before weights are loaded, and raise all
     problems at once. `origins` says where each option that was set came from; `give_up` ends the
-    process with an error where other processes do not come.
+    process with an error where other processes do not come; `place` says where the result goes
+    (default: `plan_output`, a video).
     """
     said, problems, machine = origins or {}, Collected(), Collected()
     options = problems.get(lambda: settle(options, said), options)
@@ -120,7 +124,8 @@ def plan_run(
         seed = shared_seed(resolved.request.seed)
         resolved = replace(resolved, request=replace(resolved.request, seed=seed))
     sized = not resolved.problems
-    output = problems.get(lambda: plan_output(options, resolved.request, sized=sized))
+    choose_place = place or plan_output
+    output = problems.get(lambda: choose_place(options, resolved.request, sized=sized))
     if pipeline:
         _check_on_disk(problems, pipeline, resolved.request)
     problems.raise_all()

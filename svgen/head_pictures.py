@@ -21,6 +21,7 @@ UNROUTED = "#E4E4E4"  # dense by schedule
 PALEST = 0.15  # share of its colour that a cell of margin 0 keeps
 SCALES = (0.1, 0.2, 0.5, 1.0)  # margins that are given the full colour
 MOST_PANELS = 6
+MOST_LINED = 16  # cells in a row that leave room for lines between them
 DOTS_PER_INCH = 110
 
 
@@ -87,7 +88,8 @@ def _draw_cells(axes: "Axes", colors: np.ndarray) -> None:
     axes.tick_params(labelsize=7)
     axes.set_xticks(np.arange(heads + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(layers + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=0.6)
+    if max(layers, heads) <= MOST_LINED:
+        axes.grid(which="minor", color="white", linewidth=0.6)
     axes.tick_params(which="minor", length=0)
 
 

@@ -1,17 +1,24 @@
 """`svgen profile-heads` on the small checkpoint, in this process."""
 
 import importlib.util
+import io
 import json
+from contextlib import redirect_stdout
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from matplotlib import image
 
 from svgen.cli import run
+from svgen.cli.profiling import routed
+from svgen.config import Request, SparsitySchedule
+from svgen.errors import UsageError
 from tests.helpers import ROOT
 
 TINY = str(ROOT / "tests/golden/tiny")
 SMALL = ("--model", TINY, "--res", "32x32", "--frames", "9", "--steps", "3", "--seed", "1")
+HEADS = "2:3,1:0"
 
 
 def said(capsys, *args):
@@ -27,49 +34,71 @@ def codes_of(body):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """One run with all files, on four chips: its folder."""
+def made(tmp_path_factory, env):
+    """One run with all files, on four chips: its folder, and what it printed."""
     folder = tmp_path_factory.mktemp("made")
-    flags = ("-o", str(folder / "a.json"), "--plot", str(folder / "a.png"), "--summary")
-    assert run(["profile-heads", *SMALL, *flags, "--heads", "2:3,1:0", "--mesh", "2x2"]) == 0
-    return folder
+    flags = ("-o", str(folder / "a.npz"), "--plot", str(folder / "a.png"), "--summary")
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as shown:
+        for name in env.keys() - {"XLA_FLAGS"}:
+            patch.setenv(name, env[name])
+        assert run(["profile-heads", *SMALL, *flags, "--heads", HEADS, "--mesh", "2x2"]) == 0
+    return folder, shown.getvalue().splitlines()
 
 
-def test_run_writes_the_dump_and_both_pictures(folder):
-    assert sorted(path.name for path in folder.iterdir()) == ["a-heads.png", "a.json", "a.png"]
-    dump = json.loads((folder / "a.json").read_text())
-    assert dump["schema"] == "svgen.heads/1"
-    assert np.shape(dump["routes"]) == (3, 3, 2, 4)
-    assert np.shape(dump["errors"]) == (3, 3, 2, 4, 2)
-    # Small models leave 30 % of three steps dense, and two layers.
-    assert dump["sampled"] == [[False] * 3] + [[False, False, True]] * 2
-    assert set(np.unique(np.array(dump["routes"])[1:, 2])) <= {1, 2}
-    assert dump["request"]["schedule"] == "aggressive" and dump["request"]["seed"] == 1
+def test_run_writes_the_dump_and_both_pictures(made):
+    folder, _ = made
+    assert sorted(path.name for path in folder.iterdir()) == ["a-heads.png", "a.npz", "a.png"]
+    with np.load(folder / "a.npz") as dump:
+        assert dump["routes"].shape == (3, 3, 2, 4)
+        # Small models leave 30 % of three steps dense, and two layers.
+        assert dump["sampled"].tolist() == [[False] * 3] + [[False, False, True]] * 2
+        assert set(np.unique(dump["routes"][1:, 2])) <= {1, 2}
+        header = json.loads(str(dump["header"]))
+    assert header["schema"] == "svgen.heads/1"
+    assert (header["request"]["schedule"], header["request"]["seed"]) == ("aggressive", 1)
     for name in ("a.png", "a-heads.png"):
         assert len(np.unique(image.imread(folder / name).reshape(-1, 4), axis=0)) > 20
 
 
-def test_json_holds_the_dump_where_no_file_does_and_one_chip_says_the_same(folder, capsys):
-    code, body = said(capsys, *SMALL)
-    data, dump = body["data"], json.loads((folder / "a.json").read_text())
+def test_summary_is_a_row_per_layer_of_80_columns_and_then_the_files(made):
+    folder, lines = made
+    assert lines[-3:] == [str(folder / name) for name in ("a.npz", "a.png", "a-heads.png")]
+    rows = [line.split() for line in lines[4:-3]]
+    assert max(map(len, lines[:-3])) <= 80
+    assert [row[:4] for row in rows[:2]] == [[str(layer), "0", "0", "8"] for layer in range(2)]
+    assert int(rows[2][1]) + int(rows[2][2]) == 8 and rows[2][3] == "0"
+    assert [row[-1] for row in rows] == ["0", "0", "2"]
+
+
+def test_one_chip_says_and_draws_the_same_and_json_holds_a_dump_without_a_file(
+    made, capsys, tmp_path
+):
+    folder, plot = made[0], tmp_path / "b.png"
+    code, body = said(capsys, *SMALL, "--plot", str(plot), "--heads", HEADS)
+    data = body["data"]
     assert (code, body["schema"], data["output"]) == (0, "svgen.profile-heads/1", None)
-    assert (data["mesh"], data["dump"]["routes"]) == ("1x1", dump["routes"])
-    np.testing.assert_allclose(data["dump"]["errors"], dump["errors"], rtol=1e-3, atol=1e-5)
+    assert data["plots"] == [str(plot), str(tmp_path / "b-heads.png")]
+    assert data["mesh"] == "1x1"
+    with np.load(folder / "a.npz") as dump:
+        assert data["dump"]["routes"] == dump["routes"].tolist()
+        np.testing.assert_allclose(data["dump"]["errors"], dump["errors"], rtol=1e-3, atol=1e-5)
+    pictures = [image.imread(path) for path in (folder / "a-heads.png", tmp_path / "b-heads.png")]
+    assert np.mean(np.abs(pictures[0] - pictures[1]) > 0.02) < 1e-3
     last = data["summary"][2]
     assert last["spatial"] + last["temporal"] == 8 and last["routed_steps"] == 2
 
 
-def test_summary_fits_a_terminal_and_everything_can_be_routed(capsys, tmp_path):
-    flags = ("--route-all", "--guidance", "1", "-o", str(tmp_path / "a.npz"), "--summary")
-    assert run(["profile-heads", *SMALL, *flags, "--steps", "1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == str(tmp_path / "a.npz")
-    assert max(map(len, lines[:-1])) <= 80
-    rows = [line.split() for line in lines[4:7]]
-    assert [row[0] for row in rows] == ["0", "1", "2"]
-    assert all(int(row[1]) + int(row[2]) == 4 and row[5] == "1.00" for row in rows)
-    with np.load(tmp_path / "a.npz") as file:
-        assert file["sampled"].all() and file["routes"].shape == (1, 3, 1, 4)
+def test_route_all_leaves_nothing_dense_by_schedule():
+    schedule = SparsitySchedule(band_share=0.4, dense_steps=2, dense_layers=3, rows=9)
+    values = {"prompt": "x", "model": "x", "width_px": 32, "height_px": 32, "frames": 9, "fps": 16}
+    request = Request(
+        **values, steps=2, guidance=1, shift=1, seed=0, schedule="mine", sparsity=schedule
+    )
+    with pytest.raises(UsageError, match="none of 2 steps is routed"):
+        routed(request, everywhere=False)
+    found = routed(request, everywhere=True)
+    assert found.sparsity == SparsitySchedule(band_share=0.4, rows=9)
+    assert replace(found, sparsity=schedule) == request
 
 
 @pytest.fixture

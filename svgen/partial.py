@@ -22,7 +22,7 @@ FULL_ERRNO = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errn
 
 
 def check_output(path: Path, *, overwrite: bool, needed: int = 0) -> None:
-    """Raise unless a video can be written to `path`: call it before anything is loaded.
+    """Raise unless a file can be written to `path`: call it before anything is loaded.
 
     The partial file is really created, and deleted. `needed` is the free space to ask for.
     """
@@ -145,7 +145,7 @@ def publish(partial: Path, target: Path, *, overwrite: bool) -> None:
         saved = _save_aside(partial, target)
     except OSError as error:
         raise write_error(target, error) from error
-    what, hint = f"the finished video could not be named {target}", f"the video is whole: {saved}"
+    what, hint = f"the finished file could not be named {target}", f"it is whole: {saved}"
     if isinstance(problem, FileExistsError):
         found = _exists(target, f"{what}: a file of that name appeared meanwhile", hint)
     else:
@@ -155,7 +155,7 @@ def publish(partial: Path, target: Path, *, overwrite: bool) -> None:
 
 
 def write_whole(path: Path, data: bytes, *, overwrite: bool = False) -> None:
-    """Write a small file at once: it appears whole or not at all."""
+    """Write a small file that appears whole or not at all."""
     with partial_file(path) as partial:
         try:
             partial.write_bytes(data)

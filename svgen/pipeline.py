@@ -2,6 +2,7 @@
 
     text = pipeline.embed(request)                   text encoder
     for step in pipeline.denoise(request, text):     transformer, one programs.Step a step
+    for view in pipeline.observe(request, text, states):   the same, where its heads look
     for frames in pipeline.decode(latents):          VAE, uint8 frames chunk by chunk
 
 Progress, files, Ctrl-C are the caller's.
@@ -9,7 +10,7 @@ Progress, files, Ctrl-C are the caller's.
 
 import gc
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from jax.sharding import Mesh
 
 from svgen import programs
 from svgen.attention.attend import Setting, chip_of
+from svgen.attention.mass import View
 from svgen.checkpoint import check_module, load_module, read_specs
 from svgen.config import Request
 from svgen.errors import DownloadError, NumericalError, SvgenError, UsageError, raise_all
@@ -250,6 +252,24 @@ class Pipeline:
         del weights, step
         gc.collect()
 
+    def observe(
+        self, request: Request, text: jax.Array, states: Iterable[DenoiseState]
+    ) -> Iterator[View]:
+        """See where each head looks in the steps that states of a request's run are at; yields
+        arrays [layers, B, A, ...]. The transformer is loaded once more, outside of `keeping`.
+        """
+        mesh = self._mesh(request)
+        graph, weights = self._load("transformer", mesh)
+        static = {"setting": self.setting(request), "mesh": mesh}
+        for state in states:
+            state, fixed = self._arguments(request, text, state, mesh)
+            with self.stage("look at the heads"):
+                view = programs.observe(graph, weights, state, *fixed, **static)
+                view = jax.block_until_ready(view if mesh is None else collect(mesh, view))
+            yield view
+        del weights
+        gc.collect()
+
     def warm(self, request: Request, text: jax.Array) -> None:
         """Load and compile, inside `keeping`, what `denoise` would before its first step."""
         self._ready(request, text)
@@ -258,18 +278,22 @@ class Pipeline:
         """How a request attends on the devices at hand."""
         return Setting(request.sparsity, chip_of(jax.devices()[0].device_kind))
 
+    def _arguments(
+        self, request: Request, text: jax.Array, state: DenoiseState, mesh: Mesh | None
+    ) -> tuple[DenoiseState, tuple]:
+        """What a step takes besides the weights: the state, and the inputs that stay."""
+        rows = programs.StepTable.of(solver_table(request.steps, request.shift))
+        fixed = (text, rows, jnp.float32(request.guidance), routing_seed(request))
+        return (state, fixed) if mesh is None else replicate(mesh, (state, fixed))
+
     def _ready(
         self, request: Request, text: jax.Array, start: DenoiseState | None = None
     ) -> tuple[programs.Weights, Callable, DenoiseState, tuple, Mesh | None]:
         """The weights, the compiled step, and its inputs before the first step of a run."""
-        table = solver_table(request.steps, request.shift)
         state = self.start(request) if start is None else jax.tree.map(jnp.asarray, start)
         mesh = self._mesh(request)
         graph, weights = self._load("transformer", mesh)
-        rows, guidance = programs.StepTable.of(table), jnp.float32(request.guidance)
-        fixed = (text, rows, guidance, routing_seed(request))
-        if mesh is not None:
-            state, fixed = replicate(mesh, (state, fixed))
+        state, fixed = self._arguments(request, text, state, mesh)
         step = self._compile_step(graph, weights, (state, *fixed), (self.setting(request), mesh))
         return weights, step, state, fixed, mesh
 

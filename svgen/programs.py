@@ -3,6 +3,7 @@ is what runs.
 
     embed         ids, lengths               -> text [B, L, C]
     denoise_step  DenoiseState, text, table  -> Step
+    observe       DenoiseState, text, table  -> View (where heads look, for `profile-heads`)
     decode        latents, chunk by chunk    -> uint8 frames, finite?       (decode_first, then
     decode_next)
 
@@ -10,7 +11,8 @@ A module is passed in two halves, as `nnx.split` gives them: its graph is static
 argument.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +23,8 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from svgen.attention.attend import Record, Setting, make
+from svgen.attention.attend import Attend, Record, Setting, make
+from svgen.attention.mass import View, watching
 from svgen.config import ModelSpecs, TransformerSpec
 from svgen.grid import Grid
 from svgen.models.text_encoder import TextEncoder
@@ -42,6 +45,7 @@ from svgen.sharding import (
 Weights = nnx.State
 Graph = nnx.GraphDef
 DENSE = Setting()
+HEADS = P(None, CFG, SEQ)  # how arrays [layers, B, A, ...] lie on a mesh
 
 
 class StepTable(NamedTuple):
@@ -137,7 +141,31 @@ def denoise_step(
     inputs = StepInputs(state, text, table, guidance, seed)
     if mesh is None:
         return _step((graph, setting), weights, inputs)
-    return _step_on(mesh, (graph, setting), weights, inputs)
+    everywhere = P()
+    given = Step(everywhere, everywhere, Record(HEADS, HEADS, everywhere))
+    return _on_mesh(mesh, _step, given)((graph, setting), weights, inputs)
+
+
+@partial(jax.jit, static_argnames=("graph", "setting", "mesh"))
+def observe(
+    graph: Graph,
+    weights: Weights,
+    state: DenoiseState,
+    text: jax.Array,
+    table: StepTable,
+    guidance: jax.Array,
+    seed: jax.Array,
+    *,
+    setting: Setting = DENSE,
+    mesh: Mesh | None = None,
+) -> View:
+    """Look at every head in the step that `denoise_step` takes with the same arguments: arrays
+    [layers, B, A, ...]. The state stays as it is.
+    """
+    inputs = StepInputs(state, text, table, guidance, seed)
+    if mesh is None:
+        return _look((graph, setting), weights, inputs)
+    return _on_mesh(mesh, _look, HEADS)((graph, setting), weights, inputs)
 
 
 class StepInputs(NamedTuple):
@@ -150,18 +178,26 @@ class StepInputs(NamedTuple):
     seed: jax.Array
 
 
+def _predict(
+    model: Transformer, inputs: StepInputs, attend: Attend, layout: Layout
+) -> tuple[jax.Array, Any]:
+    """The velocity of all branches, and what `attend` records."""
+    state, text, table, _, _ = inputs
+    items = state.latents.shape[0]
+    branches = text.shape[0] // items
+    time = jnp.broadcast_to(table.times[state.step], (branches * items,))
+    return model(jnp.concatenate([state.latents] * branches), time, text, attend, layout)
+
+
 def _step(
     static: tuple[Graph, Setting], weights: Weights, inputs: StepInputs, layout: Layout = ONE_CHIP
 ) -> Step:
     """Take a step with the branches, tokens and weights that `layout` puts on this chip."""
-    (graph, setting), (state, text, table, guidance, seed) = static, inputs
+    (graph, setting), (state, _, table, guidance, seed) = static, inputs
     items, row = state.latents.shape[0], state.step
-    branches = text.shape[0] // items
-    time = jnp.broadcast_to(table.times[row], (branches * items,))
-    latents = jnp.concatenate([state.latents] * branches)
     model = nnx.merge(graph, weights)
-    attend = make(setting, _token_shape(model.spec, latents), seed=seed, step=row)
-    velocity, record = model(latents, time, text, attend, layout)
+    attend = make(setting, _token_shape(model.spec, state.latents), seed=seed, step=row)
+    velocity, record = _predict(model, inputs, attend, layout)
     velocity = layout.join_branches(velocity)
     if velocity.shape[0] == 2 * items:
         wanted, unwanted = jnp.split(velocity, 2)
@@ -170,40 +206,59 @@ def _step(
     return Step(state, jnp.isfinite(state.latents).all(), record)
 
 
-def _step_on(
-    mesh: Mesh, static: tuple[Graph, Setting], weights: Weights, inputs: StepInputs
-) -> Step:
-    """The same on every chip of a mesh: branches over `cfg`, tokens and heads over `seq`."""
-    axes = weight_axes(weights, mesh.size)
-    spec = nnx.merge(static[0], weights).spec
-    frames, positions, _ = _token_shape(spec, inputs.state.latents)
-    layout = Spread(
-        tokens=frames * positions,
-        cfg=mesh.shape[CFG],
-        seq=mesh.shape[SEQ],
-        layer_axes=axes[STACKED],
-    )
+def _look(
+    static: tuple[Graph, Setting], weights: Weights, inputs: StepInputs, layout: Layout = ONE_CHIP
+) -> View:
+    """See where the heads look that `layout` puts on this chip."""
+    (graph, setting), state = static, inputs.state
+    model = nnx.merge(graph, weights)
+    moment = {"seed": inputs.seed, "step": state.step}
+    attend = make(setting, _token_shape(model.spec, state.latents), **moment)
+    attend = watching(attend, _token_grid(model.spec, state.latents), **moment)
+    return _predict(model, inputs, attend, layout)[1]
 
-    def part(weights: Weights, inputs: StepInputs) -> Step:
-        return _step(static, gather_outer(weights, axes), inputs, layout)
 
-    everywhere, heads = P(), P(None, CFG, SEQ)
-    return jax.shard_map(
-        part,
-        mesh=mesh,
-        in_specs=(
-            weight_specs(axes),
-            StepInputs(everywhere, P(CFG), everywhere, everywhere, everywhere),
-        ),
-        out_specs=Step(everywhere, everywhere, Record(heads, heads, everywhere)),
-        check_vma=False,
-    )(weights, inputs)
+def _on_mesh(mesh: Mesh, run: Callable, given: Any) -> Callable:
+    """Let every chip of a mesh run its part: branches over `cfg`, tokens and heads over `seq`.
+    `given` says how what `run` gives lies on the chips.
+    """
+
+    def spread(static: tuple[Graph, Setting], weights: Weights, inputs: StepInputs) -> Any:
+        axes = weight_axes(weights, mesh.size)
+        spec = nnx.merge(static[0], weights).spec
+        layout = Spread(
+            tokens=math.prod(_token_grid(spec, inputs.state.latents)),
+            cfg=mesh.shape[CFG],
+            seq=mesh.shape[SEQ],
+            layer_axes=axes[STACKED],
+        )
+
+        def part(weights: Weights, inputs: StepInputs) -> Any:
+            return run(static, gather_outer(weights, axes), inputs, layout)
+
+        everywhere = P()
+        taken = StepInputs(everywhere, P(CFG), everywhere, everywhere, everywhere)
+        return jax.shard_map(
+            part,
+            mesh=mesh,
+            in_specs=(weight_specs(axes), taken),
+            out_specs=given,
+            check_vma=False,
+        )(weights, inputs)
+
+    return spread
+
+
+def _token_grid(spec: TransformerSpec, latents: jax.Array) -> tuple[int, int, int]:
+    """Frames, rows and columns of the token grid."""
+    sides = zip(latents.shape[1:4], spec.patch, strict=True)
+    frames, rows, columns = (side // patch for side, patch in sides)
+    return frames, rows, columns
 
 
 def _token_shape(spec: TransformerSpec, latents: jax.Array) -> tuple[int, int, int]:
     """Frames of the token grid, positions of a frame, and the size of a head."""
-    sides = zip(latents.shape[1:4], spec.patch, strict=True)
-    frames, rows, columns = (side // patch for side, patch in sides)
+    frames, rows, columns = _token_grid(spec, latents)
     return frames, rows * columns, spec.head_dim
 
 

@@ -39,7 +39,7 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "programs": LEAVES | {"attention", "models", "scheduler", "sharding"},
     "pipeline": LEAVES
     | {
-        "attention.attend",
+        "attention",
         "checkpoint",
         "models.keys",
         "programs",
@@ -47,6 +47,8 @@ ALLOWED = {  # part of svgen -> parts that it may import
         "sharding",
         "tokenizer",
     },
+    "profile_heads": LEAVES | {"attention", "pipeline", "programs", "scheduler"},
+    "head_pictures": {"attention", "config", "profile_heads"},
     "demo": LEAVES
     | {
         "attention",

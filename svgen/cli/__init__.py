@@ -1,6 +1,7 @@
 """The `svgen` command: a click group that loads a subcommand's file only when that subcommand runs.
 
-A file `svgen/cli/NAME.py` holds one click command named `command`. Nothing here imports jax.
+A file `svgen/cli/NAME.py` holds one click command named `command`; a dash in its name is an
+underscore in the file's. Nothing here imports jax.
 """
 
 import importlib
@@ -23,6 +24,7 @@ COMMANDS = {  # name -> its line in the help
     "decode": "Make a video from latents that a run has saved.",
     "plan": "Say what a run takes on TPUs that are not attached.",
     "quality": "Measure what sparse schedules cost, against dense attention.",
+    "profile-heads": "Say which way each attention head runs, and draw it.",
     "models": "List, fetch, verify and remove models.",
     "presets": "List, show and check presets.",
     "doctor": "Check this machine: versions, TPU, memory, disk, network.",
@@ -47,7 +49,7 @@ class LazyGroup(Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """Import a command's file."""
         if name in COMMANDS and name not in self.commands:
-            module = importlib.import_module(f"svgen.cli.{name}")
+            module = importlib.import_module(f"svgen.cli.{name.replace('-', '_')}")
             self.add_command(module.command, name)
         return super().get_command(context, name)
 

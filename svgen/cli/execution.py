@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from svgen.scheduler import DenoiseState
 
 COMPILING = "compiling (first run; cached afterwards)"
-COMPILED = ("compile the step", "encode the prompt")  # stages that wait for the compiler
+# Stages that wait for the compiler.
+COMPILED = ("compile the step", "encode the prompt", "look at the heads")
 SAVE_EVERY_S = 60.0  # at most so much of a run is lost; a state is five times the latents
 PATIENCE_S = 1.0  # a wait that lasts longer is explained
 

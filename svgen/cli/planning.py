@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from svgen.pipeline import Pipeline, Stage
 
 T = TypeVar("T")
+Place = Callable[..., Path]  # (options, request, *, sized) -> the output; raises what is wrong
 DTYPES = ("auto", "bfloat16", "float32")
 STDOUT = "-"
 UNREAD = "(could not be read)"  # stands for a prompt while the other checks go on
@@ -82,13 +83,13 @@ def plan_run(
     stage: "Stage" = nullcontext,
     give_up: Callable[[SvgenError], None] = lambda error: None,
     *,
-    place: Callable[..., Path] | None = None,
+    place: Place | None = None,
     opener: Callable[..., "Pipeline | None"] | None = None,
 ) -> Run:
     """Resolve and check everything that can be known before weights are loaded, and raise all
     problems at once. `origins` says where each option that was set came from; `give_up` ends the
-    process with an error where other processes do not come; `place` chooses the output, as
-    `plan_output` does, `opener` the pipeline, as `open_pipeline` does.
+    process with an error where other processes do not come; `place` says where the result goes
+    (default: `plan_output`, a video), `opener` opens the pipeline, as `open_pipeline` does.
     """
     place, opener = place or plan_output, opener or open_pipeline
     said, problems, machine = origins or {}, Collected(), Collected()

@@ -17,7 +17,6 @@ from flax import nnx
 
 from svgen import programs
 from svgen.attention.attend import Setting
-from svgen.attention.mass import measuring
 from svgen.catalog import UNKNOWN, Sampling, read_sampling
 from svgen.checkpoint import load_module
 from svgen.config import ModelSpecs, Request
@@ -81,8 +80,8 @@ def videos(
 
 
 def head_masses(folder: Path, prompt: str, sampling: Sampling) -> np.ndarray:
-    """Where each head looks while one video is made: `attention.mass.head_mass`, float32
-    [layers, A, 2], the mean over steps and branches.
+    """Where each head looks while one video is made: the share of attention inside the query's
+    frame, and along its position, float32 [layers, A, 2], the mean over steps and branches.
     """
     pipeline = Pipeline(folder)
     values = {name: getattr(sampling, name) for name in ("steps", "guidance", "shift", "frames")}
@@ -90,25 +89,11 @@ def head_masses(folder: Path, prompt: str, sampling: Sampling) -> np.ndarray:
     request = Request(
         prompt=prompt, model=str(folder), width_px=width, height_px=height, fps=16, seed=0, **values
     )
-    text, table = pipeline.embed(request), solver_table(sampling.steps, sampling.shift)
-    graph, weights = load(folder, pipeline.specs)["transformer"]
-    grid = pipeline.grid(request)
-
-    @jax.jit
-    def measured(weights: nnx.State, latents: jax.Array, time: jax.Array, step: jax.Array) -> Any:
-        attend = measuring(
-            grid.latent_frames, grid.tokens // grid.latent_frames, seed=jnp.uint32(0), step=step
-        )
-        branches = len(text)
-        model, times = nnx.merge(graph, weights), jnp.broadcast_to(time, (branches,))
-        return model(jnp.concatenate([latents] * branches), times, text, attend)[1]
-
-    found, latents = [], pipeline.start(request).latents
+    text, states = pipeline.embed(request), [pipeline.start(request)]
     for step in pipeline.denoise(request, text):
-        index = int(step.state.step) - 1
-        time = jnp.float32(table.times[index])
-        found.append(np.asarray(measured(weights, latents, time, jnp.int32(index))))
-        latents = jnp.array(step.state.latents)
+        states.append(jax.tree.map(jnp.array, step.state))
+    views = pipeline.observe(request, text, states[:-1])
+    found = [np.stack([view.along_time[..., 0], view.on_frame[..., 0]], axis=-1) for view in views]
     return np.mean(found, axis=(0, 2))
 
 

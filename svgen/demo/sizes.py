@@ -31,9 +31,9 @@ TRANSFORMER = TransformerSpec(
 )
 
 SAMPLING = Sampling(
-    steps=12,
-    guidance=3.0,
-    shift=2.0,
+    steps=8,
+    guidance=2.0,
+    shift=5.0,
     frames=FRAMES,
     fps=FPS,
     size_px=(SIZE_PX, SIZE_PX),

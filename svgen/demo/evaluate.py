@@ -1,8 +1,8 @@
 """Measures whether a trained demo shows what its prompts ask for: `python -m svgen.demo.evaluate`.
 
 Held-out combinations in held-out phrasings, fixed seeds; colour, motion and background are measured
-in the pixels. `--shuffle` gives every video the prompt of another, and `--guidance 1` takes the
-pull of the prompt away: both must score badly, or the measurement proves nothing.
+in the pixels. `--shuffle` gives every video the prompt of another, `--mute` none: both must score
+badly, or the measurement proves nothing.
 """
 
 from collections.abc import Iterator
@@ -136,23 +136,24 @@ def _say_masses(masses: np.ndarray) -> None:
 @click.option("--guidance", type=float)
 @click.option("--shift", type=float)
 @click.option("--shuffle", is_flag=True, help="Give every video another's prompt.")
+@click.option("--mute", is_flag=True, help="Give no prompt.")
 @click.option("--seen", is_flag=True, help="Combinations and phrasings of the training.")
 @click.option("--batch", default=8, show_default=True)
 @click.option("--heads", is_flag=True, help="Show where each head looks, instead.")
 @click.option("--sheet", type=click.Path(path_type=Path), help="Write a picture of the first 8.")
-def main(folder: Path, prompts: int, shuffle: bool, seen: bool, batch: int, **options: Any) -> None:
+def main(folder: Path, prompts: int, seen: bool, batch: int, **options: Any) -> None:
     """Print which share of the videos shows what was asked for."""
     rng = np.random.default_rng(SEED)
     asked = [scenes.sample(rng, held_out=not seen) for _ in range(prompts)]
     texts = [captions.caption(scene, rng, held_out=not seen) for scene in asked]
-    sheet, heads = options.pop("sheet"), options.pop("heads")
+    sheet, heads, shuffle, mute = (options.pop(k) for k in ("sheet", "heads", "shuffle", "mute"))
     chosen = {name: value for name, value in options.items() if value is not None}
     values = {name: getattr(read_sampling(folder) or UNKNOWN, name) for name in Sampling.__slots__}
     sampling = Sampling(**(values | chosen))
     if heads:
         _say_masses(head_masses(folder, texts[0], sampling))
         return
-    given = texts[1:] + texts[:1] if shuffle else texts
+    given = texts[1:] + texts[:1] if shuffle else [""] * prompts if mute else texts
     made = list(videos(folder, given, sampling, batch=batch))
     if sheet:
         contact_sheet(made[:8], sheet)
@@ -160,7 +161,8 @@ def main(folder: Path, prompts: int, shuffle: bool, seen: bool, batch: int, **op
             click.echo(text)
     shares = score(asked, made)
     setting = f"{sampling.steps} steps, guidance {sampling.guidance:g}, shift {sampling.shift:g}"
-    click.echo(f"{prompts} prompts, {setting}{', shuffled' if shuffle else ''}")
+    wrong = ", shuffled" * shuffle + ", none given" * mute
+    click.echo(f"{prompts} prompts, {setting}{wrong}")
     for name, share in shares.items():
         click.echo(f"{name:12}{share:7.1%}")
 

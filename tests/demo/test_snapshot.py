@@ -94,13 +94,11 @@ def asked_of(count: int) -> tuple[list[scenes.Scene], list[str]]:
     return asked, [captions.caption(scene, rng, held_out=True) for scene in asked]
 
 
-def shares_of(count: int, *, shuffle: bool = False, **changed: float) -> dict[str, float]:
+def shares_of(count: int, given: str = "right") -> dict[str, float]:
     asked, prompts = asked_of(count)
-    given = prompts[1:] + prompts[:1] if shuffle else prompts
-    sampling = read_sampling(DEMO)
-    for name, value in changed.items():
-        object.__setattr__(sampling, name, value)
-    return score(asked, list(videos(DEMO, given, sampling, batch=8)))
+    if given != "right":
+        prompts = prompts[1:] + prompts[:1] if given == "another's" else [""] * count
+    return score(asked, list(videos(DEMO, prompts, read_sampling(DEMO), batch=8)))
 
 
 def test_eight_held_out_prompts_are_shown():
@@ -117,9 +115,10 @@ def test_held_out_prompts_are_shown():
 
 
 @pytest.mark.demo
-@pytest.mark.parametrize("wrong", [{"shuffle": True}, {"guidance": 1.0, "shuffle": True}])
-def test_wrong_prompts_score_near_chance(wrong):
-    shares = shares_of(48, **wrong)
-    print(wrong, shares)
+@pytest.mark.parametrize("given", ["another's", "none"])
+def test_wrong_prompts_score_near_chance(given):
+    """Guidance 1 would not do: this model shows what it is told without being pulled."""
+    shares = shares_of(48, given)
+    print(given, shares)
     assert shares["all three"] <= CHANCE_ALL
     assert all(shares[name] <= CHANCE_EACH for name in ATTRIBUTES)

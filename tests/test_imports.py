@@ -43,6 +43,22 @@ ALLOWED = {  # part of svgen -> parts that it may import
         "sharding",
         "tokenizer",
     },
+    "stopwatch": set(),
+    "baseline": {"errors", "partial"},
+    "flops": {"config", "grid"},
+    "stand_in": LEAVES | {"pipeline", "programs", "sharding", "tokenizer"},
+    "fitting": LEAVES | {"flops", "pipeline", "stopwatch"},
+    "bench": LEAVES
+    | {
+        "attention",
+        "flops",
+        "pipeline",
+        "programs",
+        "scheduler",
+        "sharding",
+        "stopwatch",
+        "tokenizer",
+    },
     "demo": LEAVES
     | {
         "attention",

@@ -13,15 +13,26 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from svgen import programs
-from svgen.attention.attend import Setting, along, chip_of, count_calls, make, table_of
+from svgen.attention.attend import (
+    Attend,
+    Record,
+    Setting,
+    along,
+    chip_of,
+    count_calls,
+    make,
+    table_of,
+)
 from svgen.attention.masks import ROUTES, SPATIAL, TEMPORAL
 from svgen.config import Request, SparsitySchedule
 from svgen.flops import attention_flops, peak_of, step_flops
@@ -46,17 +57,24 @@ class Trial:
     profile: Path | None = None  # where a trace of two steps goes
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What is known of a row besides its times."""
+
+    chips: int = 1  # that it ran on
+    flops: float | None = None  # over all of them
+    pairs: float | None = None  # share of all pairs of tokens that attention visits
+    calls: dict[str, int] | None = None  # of heads, by route
+
+
 @dataclass(kw_only=True, slots=True)
 class Bench:
-    """One trial under way: what it runs on, and what it has found."""
+    """One trial under way: what it runs on, and what it has found of each row."""
 
     pipeline: Pipeline
     trial: Trial
     watch: Stopwatch
-    flops: dict[str, float] = field(default_factory=dict)  # of a row, over all chips
-    chips: dict[str, int] = field(default_factory=dict)  # that a row ran on
-    pairs: dict[str, float] = field(default_factory=dict)  # share that attention visits, by row
-    calls: dict[str, dict[str, int]] = field(default_factory=dict)  # of heads by route, by row
+    facts: dict[str, Facts] = field(default_factory=dict)
 
     @property
     def request(self) -> Request:
@@ -111,8 +129,9 @@ def measure(pipeline: Pipeline, trial: Trial, watch: Stopwatch) -> dict[str, Any
             else:
                 time_decode(bench)
             gc.collect()  # a network is freed before the next is loaded
+    peak = peak_of(jax.devices()[0].device_kind)
     return {
-        "rows": {name: row(bench, name) for name in watch.seconds},
+        "rows": {name: row(bench, name, peak) for name in watch.seconds},
         "ratios": ratios(watch.seconds),
         "run_s": run_seconds(bench),
     }
@@ -130,176 +149,201 @@ def time_embed(bench: Bench) -> jax.Array:
     tokens = bench.pipeline.tokens(bench.request)
     padded = pad_ids(tokens, bucket_length(max(one.length for one in tokens)))
     graph, weights, mesh = bench.pipeline.load("text_encoder", bench.request)
-    arguments = tuple(map(jnp.asarray, padded))
+    inputs = tuple(map(jnp.asarray, padded))
     if mesh is not None:
-        arguments = replicate(mesh, arguments)
+        inputs = replicate(mesh, inputs)
     embed = bench.watch.compile(
-        "embed", lambda: programs.embed.lower(graph, weights, *arguments, mesh=mesh).compile()
+        "embed", lambda: programs.embed.lower(graph, weights, *inputs, mesh=mesh).compile()
     )
-    bench.chips["embed"] = mesh.size if mesh is not None else 1
+    bench.facts["embed"] = Facts(chips=_chips(mesh))
 
     def ready() -> jax.Array:
-        return embed(weights, *arguments).block_until_ready()
+        return embed(weights, *inputs).block_until_ready()
 
     bench.watch.repeat({"embed": lambda: ready}, SHARES["embed"])
     return ready()
 
 
+def _chips(mesh: Mesh | None) -> int:
+    return 1 if mesh is None else mesh.size
+
+
 def time_attention(bench: Bench) -> None:
     """Time attention alone with what one chip holds of a layer's heads, routes forced."""
     split, spec = bench.pipeline.split(bench.request), bench.pipeline.specs.transformer
-    shape = (bench.branches // split.cfg, spec.heads // split.seq)
     frames, positions, size = bench.token_shape
-    rng = np.random.default_rng(0)
-    q, k, v = (
-        jnp.asarray(rng.standard_normal((*shape, frames * positions, size), np.float32)).astype(
-            bench.request.dtype
-        )
-        for _ in range(3)
-    )
-    inputs = (q, k, v, jnp.int32(0))
-    zero = {"seed": jnp.uint32(0), "step": jnp.int32(0)}
-    attends = {"attention_dense": make(Setting(None, bench.chip), bench.token_shape, **zero)}
-    bench.pairs["attention_dense"] = 1.0
-    for schedule, sparsity in bench.trial.schedules.items():
-        for route in (SPATIAL, TEMPORAL):
-            name = f"attention_{_snake(schedule)}_{ROUTES[route]}"
-            setting = Setting(sparsity, bench.chip)
-            kernel, table = table_of(setting, bench.token_shape, route)
-            attends[name] = along(kernel, table)
-            bench.pairs[name] = table.visited_pairs / table.tokens**2
+    heads = (bench.branches // split.cfg, spec.heads // split.seq)
+    shape, rng = (*heads, frames * positions, size), np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal(shape, np.float32)) for _ in range(3))
+    inputs = (*(x.astype(bench.request.dtype) for x in (q, k, v)), jnp.int32(0))
     variants: dict[str, Variant] = {}
-    for name, attend in attends.items():
-        pairs = bench.pairs[name] * float(frames * positions) ** 2 * shape[0] * shape[1]
-        bench.flops[name], bench.chips[name] = attention_flops(pairs, size), 1
-        lowered = jax.jit(attend).lower
-        call = bench.watch.compile(name, lambda lowered=lowered: lowered(*inputs).compile())
-        variants[name] = lambda call=call: lambda: jax.block_until_ready(call(*inputs))
+    for name, (attend, share) in attention_cases(bench).items():
+        pairs = share * float(frames * positions) ** 2 * heads[0] * heads[1]
+        bench.facts[name] = Facts(pairs=share, flops=attention_flops(pairs, size))
+        variants[name] = _attention_variant(bench, name, attend, inputs)
     bench.watch.repeat(variants, SHARES["attention"])
 
 
-def step_settings(bench: Bench) -> dict[str, Setting]:
-    """The steps to time, by the names of their rows."""
-    settings = {"step_dense": Setting(None, bench.chip)}
-    sparsity = bench.request.sparsity
-    if sparsity is not None and sparsity.dense_steps < bench.request.steps:
-        settings[_sparse_name(bench.request)] = Setting(sparsity, bench.chip)
-    return settings
+def attention_cases(bench: Bench) -> dict[str, tuple[Attend, float]]:
+    """What attention is timed alone, each with the share of all pairs that it visits."""
+    zero = {"seed": jnp.uint32(0), "step": jnp.int32(0)}
+    found = {"attention_dense": (make(Setting(None, bench.chip), bench.token_shape, **zero), 1.0)}
+    for schedule, sparsity in bench.trial.schedules.items():
+        for route in (SPATIAL, TEMPORAL):
+            kernel, table = table_of(Setting(sparsity, bench.chip), bench.token_shape, route)
+            share = table.visited_pairs / table.tokens**2
+            name = f"attention_{snake(schedule)}_{ROUTES[route]}"
+            found[name] = (along(kernel, table), share)
+    return found
 
 
-def _sparse_name(request: Request) -> str:
-    return f"step_{_snake(request.schedule)}"
+def _attention_variant(
+    bench: Bench, name: str, attend: Attend, inputs: tuple[jax.Array, ...]
+) -> Variant:
+    jitted = jax.jit(attend)
+    call = bench.watch.compile(name, lambda: jitted.lower(*inputs).compile())
+    return lambda: lambda: jax.block_until_ready(call(*inputs))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepInputs:
+    """What steps are timed with: the first step that the schedule routes."""
+
+    graph: programs.Graph
+    weights: programs.Weights
+    mesh: Mesh | None
+    start: DenoiseState
+    fixed: tuple  # text, table, guidance, seed
+
+    @classmethod
+    def of(cls, bench: Bench, text: jax.Array) -> "StepInputs":
+        """Load the transformer, and place the rest beside it."""
+        request, start = bench.request, bench.pipeline.start(bench.request)
+        first = min(request.sparsity.dense_steps if request.sparsity else 0, request.steps - 1)
+        start = start._replace(step=jnp.int32(first))
+        table = programs.StepTable.of(solver_table(request.steps, request.shift))
+        fixed = (text, table, jnp.float32(request.guidance), routing_seed(request))
+        graph, weights, mesh = bench.pipeline.load("transformer", request)
+        if mesh is not None:
+            start, fixed = replicate(mesh, (start, fixed))
+        return cls(graph=graph, weights=weights, mesh=mesh, start=start, fixed=fixed)
+
+    def copied(self) -> DenoiseState:
+        """A state of its own for each call: a step reuses its buffers."""
+        return jax.block_until_ready(jax.tree.map(jnp.copy, self.start))
 
 
 def time_step(bench: Bench, text: jax.Array) -> None:
-    """Time one step, dense and sparse: the first that the schedule routes."""
-    request = bench.request
-    graph, weights, mesh = bench.pipeline.load("transformer", request)
-    table = programs.StepTable.of(solver_table(request.steps, request.shift))
-    fixed = (text, table, jnp.float32(request.guidance), routing_seed(request))
-    start = bench.pipeline.start(request)
-    first = min(request.sparsity.dense_steps if request.sparsity else 0, request.steps - 1)
-    start = start._replace(step=jnp.int32(first))
-    if mesh is not None:
-        start, fixed = replicate(mesh, (start, fixed))
-
-    def copied() -> DenoiseState:
-        """A state of its own for each call: a step reuses its buffers."""
-        return jax.block_until_ready(jax.tree.map(jnp.copy, start))
-
-    def variant(step: Callable) -> Variant:
-        def prepare() -> Callable[[], programs.Step]:
-            state = copied()
-            return lambda: jax.block_until_ready(step(weights, state, *fixed))
-
-        return prepare
-
-    variants: dict[str, Variant] = {}
-    for name, setting in step_settings(bench).items():
-        lowered = programs.denoise_step.lower(
-            graph, weights, copied(), *fixed, setting=setting, mesh=mesh
-        )
-        step = bench.watch.compile(name, lowered.compile)
-        variants[name] = variant(step)
-        bench.chips[name] = mesh.size if mesh is not None else 1
-        record = step(weights, copied(), *fixed).record
-        record = record if mesh is None else collect(mesh, record)
-        calls = np.asarray(count_calls(record)).tolist()
-        bench.calls[name] = dict(zip(ROUTES, calls, strict=True))
-        bench.flops[name] = _step_flops(bench, setting, calls, text.shape[1])
+    """Time one step, dense and sparse."""
+    inputs, records = StepInputs.of(bench, text), {}
+    settings = step_settings(bench)
+    variants = {
+        name: _step_variant(bench, inputs, name, setting, records)
+        for name, setting in settings.items()
+    }
     bench.watch.repeat(variants, SHARES["step"])
+    for name, record in records.items():
+        record = record if inputs.mesh is None else collect(inputs.mesh, record)
+        calls = dict(zip(ROUTES, np.asarray(count_calls(record)).tolist(), strict=True))
+        flops = _step_flops(bench, settings[name], calls, text.shape[1])
+        bench.facts[name] = Facts(chips=_chips(inputs.mesh), calls=calls, flops=flops)
     if bench.trial.profile is not None:
         with jax.profiler.trace(str(bench.trial.profile)):
             for _ in range(2):
                 variants[name]()()
 
 
-def _step_flops(bench: Bench, setting: Setting, calls: list[int], text_rows: int) -> float:
+def step_settings(bench: Bench) -> dict[str, Setting]:
+    """The steps to time, by the names of their rows; a trace is made of the last."""
+    settings = {"step_dense": Setting(None, bench.chip)}
+    sparsity = bench.request.sparsity
+    if sparsity is not None and sparsity.dense_steps < bench.request.steps:
+        settings[f"step_{snake(bench.request.schedule)}"] = Setting(sparsity, bench.chip)
+    return settings
+
+
+def _step_variant(
+    bench: Bench, inputs: StepInputs, name: str, setting: Setting, records: dict[str, Record]
+) -> Variant:
+    """Compile a step; each call leaves its record of the attention in `records`."""
+    arguments = (inputs.graph, inputs.weights, inputs.copied(), *inputs.fixed)
+    lower = partial(programs.denoise_step.lower, *arguments, setting=setting, mesh=inputs.mesh)
+    step = bench.watch.compile(name, lambda: lower().compile())
+
+    def prepare() -> Callable[[], None]:
+        state = inputs.copied()
+
+        def ready() -> None:
+            found = step(inputs.weights, state, *inputs.fixed)
+            records[name] = jax.block_until_ready(found).record
+
+        return ready
+
+    return prepare
+
+
+def _step_flops(bench: Bench, setting: Setting, calls: dict[str, int], text_rows: int) -> float:
     """Operations of a step whose heads ran by each route so often."""
     frames, positions, size = bench.token_shape
     tokens = frames * positions
-    pairs = float(calls[0]) * tokens**2
+    pairs = float(calls["dense"]) * tokens**2
     if setting.sparsity is not None:
         for route in (SPATIAL, TEMPORAL):
             _, table = table_of(setting, bench.token_shape, route)
-            pairs += float(calls[route]) * table.visited_pairs
+            pairs += float(calls[ROUTES[route]]) * table.visited_pairs
     spec = bench.pipeline.specs.transformer
     return step_flops(spec, tokens, text_rows, bench.branches) + attention_flops(pairs, size)
 
 
 def time_decode(bench: Bench) -> None:
-    """Time the first latent frame, whose program is another, and a later one."""
+    """Time the first latent frame, whose program is another, and the second, until the frames are
+    on the host.
+    """
     graph, weights, mesh = bench.pipeline.load("vae", bench.request)
     noise = np.asarray(bench.pipeline.start(bench.request).latents)
     latents = jnp.asarray(noise) if mesh is None else place_columns(mesh, noise)
     z = [latents[:, index : index + 1] for index in range(min(latents.shape[1], 2))]
-    held: dict[str, Any] = {}
+    caches: list[Any] = []  # of one call of the first program, for one of the other
 
-    def finish(found: tuple[jax.Array, jax.Array, Any]) -> None:
-        frames, finite, held["cache"] = found
-        frames = frames if mesh is None else collect(mesh, frames)
-        bool(finite), np.asarray(frames[0])
-        jax.block_until_ready(held["cache"])
+    def finish(found: tuple[jax.Array, jax.Array, Any]) -> Any:
+        frames, finite, cache = jax.block_until_ready(found)
+        if mesh is not None:
+            frames = collect(mesh, frames)
+        np.asarray(frames[0]), bool(finite)
+        return cache
 
-    first = bench.watch.compile(
-        "decode_first", lambda: programs.decode_first.lower(graph, weights, z[0]).compile()
-    )
+    def first_frame() -> Callable[[], None]:
+        caches.clear()  # two of them may be more than a chip holds
+        return lambda: caches.append(finish(first(weights, z[0])))
 
-    def prepare_first() -> Callable[[], None]:
-        held.clear()  # two caches at a time may be more than a chip holds
-        return lambda: finish(first(weights, z[0]))
-
-    def prepare_next() -> Callable[[], None]:
-        cache = held.pop("cache")
+    def next_frame() -> Callable[[], None]:
+        cache = caches.pop()
         return lambda: finish(later(weights, z[1], cache))
 
-    variants: dict[str, Variant] = {"decode_first": prepare_first}
+    lower_first = partial(programs.decode_first.lower, graph, weights, z[0])
+    first = bench.watch.compile("decode_first", lambda: lower_first().compile())
+    variants: dict[str, Variant] = {"decode_first": first_frame}
     if len(z) > 1:
-        prepare_first()()
-        lower = programs.decode_next.lower
-        later = bench.watch.compile(
-            "decode_next", lambda: lower(graph, weights, z[1], held["cache"]).compile()
-        )
-        variants["decode_next"] = prepare_next
-    bench.chips |= dict.fromkeys(variants, mesh.size if mesh is not None else 1)
+        first_frame()()
+        lower_next = partial(programs.decode_next.lower, graph, weights, z[1])
+        later = bench.watch.compile("decode_next", lambda: lower_next(caches[0]).compile())
+        variants["decode_next"] = next_frame
+    bench.facts |= dict.fromkeys(variants, Facts(chips=_chips(mesh)))
     bench.watch.repeat(variants, SHARES["decode"])
 
 
-def row(bench: Bench, name: str) -> dict[str, Any]:
-    """What is told of one row."""
-    seconds, compiling = bench.watch.seconds[name], bench.watch.compiling[name]
-    found = {**summary(seconds), "compile_s": compiling.seconds, "cached": compiling.cached}
-    peak = peak_of(jax.devices()[0].device_kind)
-    if name in bench.flops:
-        found["tflop"] = bench.flops[name] / 1e12
-        if peak:
-            reached = bench.flops[name] / (found["median_ms"] / 1e3)
-            found["utilisation"] = reached / (peak * bench.chips[name])
-    if name in bench.pairs:
-        found["visited_pairs"] = bench.pairs[name]
-    if name in bench.calls:
-        found["calls"] = bench.calls[name]
-    return found
+def row(bench: Bench, name: str, peak: float | None) -> dict[str, Any]:
+    """What is told of one row; its share of the peak where both are known."""
+    facts, compiling = bench.facts[name], bench.watch.compiling[name]
+    found = summary(bench.watch.seconds[name])
+    found |= {"compile_s": compiling.seconds, "cached": compiling.cached}
+    if facts.flops is not None:
+        found["tflop"] = facts.flops / 1e12
+        if peak is not None:
+            reached = facts.flops / (found["median_ms"] / 1e3)
+            found["utilisation"] = reached / (peak * facts.chips)
+    known = {"visited_pairs": facts.pairs, "calls": facts.calls}
+    return found | {key: value for key, value in known.items() if value is not None}
 
 
 def ratios(seconds: Mapping[str, list[float]]) -> dict[str, Any]:
@@ -323,13 +367,14 @@ def run_seconds(bench: Bench) -> dict[str, float]:
         return {}
     others = ms["embed"] + ms["decode_first"] + (latent - 1) * ms.get("decode_next", 0.0)
     found = {"dense": request.steps * ms["step_dense"] + others}
-    sparse = ms.get(_sparse_name(request))
+    sparse = ms.get(f"step_{snake(request.schedule)}")
     if sparse is not None and request.sparsity is not None:
         dense = min(request.sparsity.dense_steps, request.steps)
         steps = dense * ms["step_dense"] + (request.steps - dense) * sparse
-        found[_snake(request.schedule)] = steps + others
+        found[snake(request.schedule)] = steps + others
     return {name: total / 1e3 for name, total in found.items()}
 
 
-def _snake(name: str) -> str:
+def snake(name: str) -> str:
+    """Spell a schedule's name as rows do."""
     return name.replace("-", "_")

@@ -94,8 +94,7 @@ def _measure(
     from svgen.cli.execution import stages_of
     from svgen.cli.trial import describe, plan_trial
 
-    stage = stages_of(console)
-    planned = plan_trial(options, stage)
+    planned = plan_trial({**options, **_size_of(options, theirs)}, stages_of(console))
     for note in planned.notes:
         console.note(note)
     found = describe(planned)
@@ -110,10 +109,18 @@ def _measure(
         stages=options["only"] or STAGES,
         profile=Path(options["profile"]) if options["profile"] else None,
     )
-    console.note(f"{found['model']} on {found['chip']}: about {options['budget']:g} s at most")
+    console.note(f"{found['model']} on {found['chip']}: about {options['budget']:g} s")
     with counted_hits() as hits:
         watch = Stopwatch(options["budget"], hits=hits)
         return {"schema": baseline.SCHEMA, **found, **measure(planned.pipeline, trial, watch)}
+
+
+def _size_of(options: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The size of the run to compare with, where flags say nothing else."""
+    if theirs is None:
+        return {}
+    size = {"res": (theirs["width_px"], theirs["height_px"]), "frames": theirs["frames"]}
+    return {name: options[name] or value for name, value in size.items()}
 
 
 def _compare(

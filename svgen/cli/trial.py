@@ -62,14 +62,17 @@ def plan_trial(options: Mapping[str, Any], stage: "Stage") -> Planned:
     problems.get(lambda: check_platform(model, device.platform, chosen))
     problems.raise_all()
     dtype = choose_dtype(options, {}, device.platform)
-    pipeline, weights = problems.get(lambda: open_any(model, dtype, stage, options["mesh"]), (0, 0))
+    pipeline, weights = problems.get(
+        lambda: open_any(model, dtype, stage, options["mesh"]), ("", "")
+    )
     problems.raise_all()
     problems.get(lambda: check_size(pipeline, model, device.platform, chosen))
     sampling = problems.get(lambda: sampling_for(model, pipeline, weights), sampling_of(model))
     preset = problems.get(
         lambda: load_preset(options["preset"], options["res"] or sampling.size_px)
     )
-    resolved = resolve_trial(options, model, dtype, preset, sampling, pipeline)
+    values = {"model": model, "dtype": dtype, "preset": preset, "sampling": sampling}
+    resolved = resolve_trial(options, pipeline, **values)
     problems += resolved.problems
     request = problems.get(lambda: checked(pipeline, resolved, weights), resolved.request)
     problems.raise_all()
@@ -102,22 +105,22 @@ def sampling_for(model: str, pipeline: "Pipeline", weights: str) -> Sampling:
 
 def resolve_trial(
     options: Mapping[str, Any],
+    pipeline: "Pipeline",
+    *,
     model: str,
     dtype: str,
     preset: Preset | None,
     sampling: Sampling,
-    *pipelines: "Pipeline",
 ) -> Resolved:
     """The request that a run with these flags would have."""
-    (pipeline,) = pipelines
     given = {name: options[name] for name in ("res", "frames", "steps")}
     return resolve(
         {"prompt": PROMPT, "seed": 0, **given},
         model=model,
         dtype=dtype,
         preset=preset,
-        rules=pipeline.rules,
         sampling=sampling,
+        rules=pipeline.rules,
         parameters=pipeline.parameters,
     )
 
@@ -141,11 +144,15 @@ def fit(
     asked: Request,
     weights: str,
 ) -> Planned:
-    """Choose the largest size that fits the time, and say so where it is not the one asked for."""
+    """Choose the largest size that fits the time, and say so where it is not the one asked for. To
+    compare with a saved run takes the size that was asked for.
+    """
     from svgen.fitting import fitting
 
     budget = options["budget"]
-    request = fitting(pipeline, asked, ROOM * budget, sized=bool(options["res"]))
+    request = asked
+    if not options["against"]:
+        request = fitting(pipeline, asked, ROOM * budget, sized=bool(options["res"]))
     notes = []
     if request != asked:
         notes.append(

@@ -1,6 +1,7 @@
 """`svgen bench`: one real run of the small checkpoint, and what is refused before anything runs."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -8,6 +9,7 @@ from svgen import baseline
 from svgen.cli import bench as module
 from svgen.cli import run
 from svgen.cli.timings import table
+from svgen.cli.trial import MADE_UP, plan_trial
 from tests.helpers import ROOT, run_svgen
 
 TINY = "tests/golden/tiny"
@@ -158,3 +160,14 @@ def test_bad_flags_are_found_before_anything_is_loaded(flags, code, said, monkey
 def test_defaults_keep_under_two_minutes():
     assert module.BUDGET_S < 120
     assert baseline.SCHEMA == "svgen.bench/1"
+
+
+def test_a_model_that_is_not_on_disk_is_planned_by_its_sizes():
+    flags = {"model": "wan2.1-1.3b", "device": "cpu", "dtype": "auto", "mesh": "auto"}
+    size = {"res": (832, 480), "frames": None, "steps": None, "preset": "aggressive"}
+    planned = plan_trial({**flags, **size, "budget": 100.0, "against": "x"}, nullcontext)
+    assert planned.weights == MADE_UP and any("not on disk" in note for note in planned.notes)
+    request = planned.request
+    assert (request.frames, request.steps, request.schedule) == (81, 50, "aggressive")
+    assert request.sparsity.budget is None  # it would keep heads of such weights dense
+    assert list(planned.schedules) == ["conservative", "aggressive"]

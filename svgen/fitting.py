@@ -3,32 +3,37 @@
 An estimate, on the safe side by a factor of two or three on CPUs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
 from svgen.config import Request
-from svgen.flops import round_flops
+from svgen.flops import stage_flops
 from svgen.pipeline import Pipeline
 from svgen.stopwatch import LEAST_ROUNDS, Stopwatch
 
 PROBE_SIDE, PROBE_PRODUCTS = 1024, 8
 EFFICIENCY = 0.4  # of a product's speed, that the parts of a run reach about
-SMALLEST_PX = 128  # a side is not halved to less
+SMALLEST_PX = 64  # a side is not halved to less
 TEXT_ROWS = 128
+TIMES = {"attention": 5, "step": 2, "decode": 1}  # that a round does it, routes and schedules
 
 
-def fitting(pipeline: Pipeline, request: Request, budget_s: float, *, sized: bool) -> Request:
+def fitting(
+    pipeline: Pipeline, request: Request, stages: Sequence[str], budget_s: float, *, sized: bool
+) -> tuple[Request, float]:
     """The request itself, or the largest one of fewer frames (and, unless the size is wanted as it
-    is, of fewer pixels) whose estimate fits a budget; the smallest one if none does.
+    is, of fewer pixels) whose estimate fits a budget; the smallest one if none does. Also the
+    estimate, in seconds.
     """
     speed = product_speed(request.dtype) * EFFICIENCY * pipeline.split(request).chips
     for candidate in smaller(pipeline, request, sized=sized):
-        if estimate_s(pipeline, candidate, speed) <= budget_s:
+        seconds = estimate_s(pipeline, candidate, stages, speed)
+        if seconds <= budget_s:
             break
-    return candidate
+    return candidate, seconds
 
 
 def smaller(pipeline: Pipeline, request: Request, *, sized: bool) -> Iterator[Request]:
@@ -51,12 +56,12 @@ def smaller(pipeline: Pipeline, request: Request, *, sized: bool) -> Iterator[Re
         size = halved
 
 
-def estimate_s(pipeline: Pipeline, request: Request, speed: float) -> float:
-    """About how long the least number of rounds takes at so many FLOP/s."""
+def estimate_s(pipeline: Pipeline, request: Request, stages: Sequence[str], speed: float) -> float:
+    """About how long the least number of rounds of these stages takes at so many FLOP/s."""
     branches = 2 if request.guidance > 1 else 1
-    work = round_flops(pipeline.specs, pipeline.grid(request), TEXT_ROWS, branches)
-    steps = 1 if request.sparsity is None else 2
-    return (1 + LEAST_ROUNDS) * steps * work / speed
+    work = stage_flops(pipeline.specs, pipeline.grid(request), TEXT_ROWS, branches)
+    once = sum(TIMES.get(stage, 0) * work.get(stage, 0.0) for stage in stages)
+    return (1 + LEAST_ROUNDS) * once / speed
 
 
 def product_speed(dtype: str) -> float:

@@ -49,15 +49,17 @@ def step_flops(spec: TransformerSpec, tokens: int, text_rows: int, branches: int
     return 2.0 * branches * each
 
 
-def round_flops(specs: ModelSpecs, grid: Grid, text_rows: int, branches: int) -> float:
-    """Of one dense step, one layer's attention and one decoded latent frame: about what a round of
-    everything takes, for an estimate of its time.
+def stage_flops(specs: ModelSpecs, grid: Grid, text_rows: int, branches: int) -> dict[str, float]:
+    """Of one layer's dense attention, one dense step and one decoded latent frame: for an estimate
+    of their time.
     """
     spec = specs.transformer
     pairs = branches * spec.heads * float(grid.tokens) ** 2
-    attention = (spec.layers + 1) * attention_flops(pairs, spec.head_dim)
-    step = step_flops(spec, grid.tokens, text_rows, branches) + attention
+    attention = attention_flops(pairs, spec.head_dim)
     width, height = grid.computed_px
     pixels = width * height * specs.vae.frame_stride
-    decoding = 2.0 * CONVOLUTIONS * 27 * specs.vae.base_width**2 * pixels
-    return step + decoding
+    return {
+        "attention": attention,
+        "step": step_flops(spec, grid.tokens, text_rows, branches) + spec.layers * attention,
+        "decode": 2.0 * CONVOLUTIONS * 27 * specs.vae.base_width**2 * pixels,
+    }

@@ -9,6 +9,7 @@ from svgen.pipeline import Pipeline
 from tests.equality import request_for
 from tests.helpers import ROOT
 
+STAGES = ("embed", "attention", "step", "decode")
 TINY = Path(ROOT, "tests/golden/tiny")
 
 
@@ -26,7 +27,9 @@ def test_frames_are_halved_before_sides(pipeline):
     request = request_for(512, 256, 1 + 4 * stride)
     found = sizes(fitting.smaller(pipeline, request, sized=False))
     frames = [1 + 4 * stride, 1 + 2 * stride, 1 + stride]
-    assert found == [(512, 256, n) for n in frames] + [(256, 128, n) for n in frames]
+    assert found == [(512, 256, n) for n in frames] + [(256, 128, n) for n in frames] + [
+        (128, 64, n) for n in frames
+    ]
     assert sizes(fitting.smaller(pipeline, request, sized=True)) == found[:3]
 
 
@@ -35,10 +38,11 @@ def test_the_largest_that_fits_is_taken(pipeline, monkeypatch):
     monkeypatch.setattr(fitting, "product_speed", lambda dtype: 1e9)
     candidates = list(fitting.smaller(pipeline, request, sized=False))
     speed = 1e9 * fitting.EFFICIENCY
-    costs = [fitting.estimate_s(pipeline, one, speed) for one in candidates]
+    costs = [fitting.estimate_s(pipeline, one, STAGES, speed) for one in candidates]
     assert costs[0] > costs[1] > costs[-1]
+    assert fitting.estimate_s(pipeline, request, ("attention",), speed) < costs[0] / 2
     chosen = [
-        fitting.fitting(pipeline, request, budget, sized=False)
+        fitting.fitting(pipeline, request, STAGES, budget, sized=False)[0]
         for budget in (costs[0], costs[1], costs[-1] / 2)
     ]
     assert chosen == [request, candidates[1], candidates[-1]]

@@ -3,7 +3,7 @@
 import pytest
 
 from svgen.config import TransformerSpec
-from svgen.flops import attention_flops, peak_of, round_flops, step_flops
+from svgen.flops import attention_flops, peak_of, stage_flops, step_flops
 from svgen.grid import WAN21, grid_of
 from svgen.shapes import SPECS
 
@@ -28,8 +28,10 @@ def test_attention_is_two_products_a_pair():
 
 def test_a_longer_video_takes_more():
     specs = SPECS["wan2.1-1.3b"]
-    short, long = (round_flops(specs, grid_of(832, 480, n, WAN21), 128, 2) for n in (5, 81))
-    assert long > 10.5 * short  # 21 latent frames to 2, attention by their square
+    short, long = (stage_flops(specs, grid_of(832, 480, n, WAN21), 128, 2) for n in (5, 81))
+    assert long["attention"] == pytest.approx(10.5**2 * short["attention"])  # 21 latent frames to 2
+    assert long["step"] > 10.5 * short["step"]
+    assert long["decode"] == short["decode"]  # of one latent frame
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from svgen.shapes import SPECS
 if TYPE_CHECKING:
     from svgen.pipeline import Pipeline, Stage
 
+STAGES = ("embed", "attention", "step", "decode")
 PROMPT = "a red ball moving to the right"
 CHECKPOINT, MADE_UP = "checkpoint", "made up"
 CLOCK = "time.perf_counter around one call and the wait for its result, warm"
@@ -150,14 +151,17 @@ def fit(
     from svgen.fitting import fitting
 
     budget = options["budget"]
-    request = asked
+    request, seconds = asked, 0.0
     if not options["against"]:
-        request = fitting(pipeline, asked, ROOM * budget, sized=bool(options["res"]))
+        stages, sized = options["only"] or STAGES, bool(options["res"])
+        request, seconds = fitting(pipeline, asked, stages, ROOM * budget, sized=sized)
     notes = []
     if request != asked:
         notes.append(
             f"{_size(asked)} would take longer than --budget {budget:g}: {_size(request)} is timed"
         )
+    if seconds > ROOM * budget:
+        notes.append(f"that takes longer too: about {seconds / ROOM:,.0f} s")
     if weights == MADE_UP:
         notes.append("the model is not on disk: its sizes are timed with weights that mean nothing")
     return Planned(

@@ -122,6 +122,7 @@ CODES: dict[str, tuple[type[SvgenError], str]] = {
     "E_OUTPUT_EXISTS": (UsageError, "the output file is there already"),
     "E_OUTPUT_NAME": (UsageError, "an output name that cannot be used"),
     "E_RECIPE": (UsageError, "a file that holds no recipe of svgen"),
+    "E_BENCH": (UsageError, "a file that holds no timings of svgen, or those of something else"),
     "E_LATENTS": (UsageError, "a file that holds no latents of svgen"),
     "E_NO_TPU": (MachineError, "no TPU is attached and none of the fallbacks was allowed"),
     "E_TPU_BUSY": (MachineError, "another process holds the TPU"),

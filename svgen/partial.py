@@ -21,10 +21,11 @@ PARTIAL_STEM_BYTES = 200  # leaves room for the affixes within the 255 bytes of 
 FULL_ERRNO = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)})
 
 
-def check_output(path: Path, *, overwrite: bool, needed: int = 0) -> None:
+def check_output(path: Path, *, overwrite: bool, needed: int = 0, flag: str = "-o") -> None:
     """Raise unless a file can be written to `path`: call it before anything is loaded.
 
-    The partial file is really created, and deleted. `needed` is the free space to ask for.
+    The partial file is really created, and deleted. `needed` is the free space to ask for, `flag`
+    what names the output.
     """
     folder = path.parent
     if os.path.isdir(path):
@@ -40,10 +41,11 @@ def check_output(path: Path, *, overwrite: bool, needed: int = 0) -> None:
             "E_WRITE",
             f"{path} cannot be written: {folder} is not {'a folder' if is_file else 'there'}",
             why="svgen creates the file, not the folder around it",
-            hint="choose another output with -o" if is_file else f"mkdir -p {folder}",
+            hint=f"choose another output with {flag}" if is_file else f"mkdir -p {folder}",
         )
     if _is_there(path) and not overwrite:
-        raise _exists(path, f"{path} is there already", "--overwrite, or another name with -o")
+        hint = f"--overwrite, or another name with {flag}"
+        raise _exists(path, f"{path} is there already", hint)
     with partial_file(path):
         pass
     check_space(folder, needed)

@@ -204,6 +204,13 @@ class Pipeline:
 
         return self._once((part, mesh), load)
 
+    def load(
+        self, part: str, request: Request
+    ) -> tuple[programs.Graph, programs.Weights, Mesh | None]:
+        """Load one network as a run of `request` does: graph, weights, and the mesh they lie on."""
+        mesh = self._mesh(request)
+        return *self._load(part, mesh), mesh
+
     def embed(self, request: Request) -> jax.Array:
         """Encode the prompts of a request: text [1 or 2, L, C]."""
         tokens = self.tokens(request)

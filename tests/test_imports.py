@@ -49,6 +49,22 @@ ALLOWED = {  # part of svgen -> parts that it may import
     },
     "profile_heads": LEAVES | {"attention", "pipeline", "programs", "scheduler"},
     "head_pictures": {"attention", "config", "profile_heads"},
+    "stopwatch": set(),
+    "baseline": {"errors", "partial"},
+    "flops": {"config", "grid"},
+    "stand_in": LEAVES | {"pipeline", "programs", "sharding", "tokenizer"},
+    "fitting": LEAVES | {"flops", "pipeline", "stopwatch"},
+    "bench": LEAVES
+    | {
+        "attention",
+        "flops",
+        "pipeline",
+        "programs",
+        "scheduler",
+        "sharding",
+        "stopwatch",
+        "tokenizer",
+    },
     "demo": LEAVES
     | {
         "attention",

@@ -17,7 +17,7 @@ from svgen.attention.masks import ROUTES, Tables, dense_table, tables
 from svgen.attention.routing import ROWS, Routing, route, row_key, sample_rows
 from svgen.config import SparsitySchedule
 from svgen.kernels import reference, splash, tuning
-from svgen.kernels.tables import TileSizes
+from svgen.kernels.tables import TileSizes, VisitTable
 
 # (q [B, A, N, D], k, v of the same shape, layer []) -> (out [B, A, N, D], record)
 Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -52,9 +52,8 @@ def dense(
     return reference.attention(q, k, v), _all_dense(*q.shape[:2])
 
 
-def dense_by(kernel: Kernel, tokens: int, sizes: TileSizes) -> Attend:
-    """Make an `Attend` that does what `dense` does with a kernel of its own."""
-    table = dense_table(1, tokens, sizes)
+def along(kernel: Kernel, table: VisitTable) -> Attend:
+    """Make an `Attend` that lets every head read one table, whatever its data, by a kernel."""
 
     def attend(
         q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array
@@ -149,7 +148,7 @@ def make(
     if schedule is None:
         if kernel is reference.sparse_attention:
             return dense
-        return dense_by(kernel, frames * positions, sizes)
+        return along(kernel, dense_table(1, frames * positions, sizes))
     if not isinstance(schedule.dense_steps, int):
         raise ValueError(f"dense_steps {schedule.dense_steps} is not counted")
     return sparse(
@@ -171,6 +170,21 @@ def tables_of(setting: Setting, shape: tuple[int, int, int]) -> Tables:
     return tables(frames, positions, setting.sparsity.band_share, sizes)
 
 
+def table_of(
+    setting: Setting, shape: tuple[int, int, int], route: int
+) -> tuple[Kernel, VisitTable]:
+    """The kernel of a sparse setting, and the table that its heads of one route read: for `along`,
+    where no data decide.
+    """
+    kernel, _ = _kernel(setting.chip, *shape)
+    return kernel, tables_of(setting, shape)[route]
+
+
+def kernel_name(chip: str | None, head_dim: int) -> str:
+    """Which file of `kernels` computes attention: splash, where there is one for the chip."""
+    return "reference" if chip is None or head_dim not in splash.HEAD_DIMS else "splash"
+
+
 def chip_of(kind: str) -> str | None:
     """Name the chip of a device, by the kind that JAX gives; None unless it is a known TPU."""
     return tuning.DEVICE_KINDS.get(kind)
@@ -180,7 +194,7 @@ def _kernel(
     chip: str | None, frames: int, positions: int, head_dim: int
 ) -> tuple[Kernel, TileSizes]:
     """Choose a kernel and its tiles: that of TPUs for the head sizes that it takes."""
-    if chip is None or head_dim not in splash.HEAD_DIMS:
+    if kernel_name(chip, head_dim) == "reference":
         return reference.sparse_attention, reference.tile_sizes(frames, positions)
     sizes, blocks = tuning.choose(chip, frames, positions)
     return partial(splash.sparse_attention, blocks=blocks), sizes

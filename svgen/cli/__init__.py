@@ -22,6 +22,7 @@ from svgen.cli.output import Console, abandon_stdout, truthy
 COMMANDS = {  # name -> its line in the help
     "generate": "Make a video from a prompt.",
     "decode": "Make a video from latents that a run has saved.",
+    "bench": "Time the programs of a run on this machine.",
     "plan": "Say what a run takes on TPUs that are not attached.",
     "quality": "Measure what sparse schedules cost, against dense attention.",
     "profile-heads": "Say which way each attention head runs, and draw it.",

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +17,7 @@ from svgen.cli.device import cache_folder
 from svgen.cli.options import RESOLUTION, with_console
 from svgen.cli.output import Console
 from svgen.config import SMALL_PARAMETERS, Preset
-from svgen.errors import UsageError, raise_all
+from svgen.errors import MachineError, UsageError, raise_all
 from svgen.grid import RESOLUTIONS, WAN21, frames_problem, grid_of, size_problem
 from svgen.plan import Job, fingerprint, predict, prepare_environment
 from svgen.shapes import SPECS
@@ -30,7 +32,7 @@ def _preset(name: str, size: tuple[int, int]) -> Preset:
     return load_preset(name, size)
 
 
-def _job(options: Mapping[str, Any]) -> Job:
+def job_of(options: Mapping[str, Any]) -> Job:
     """What the flags ask for; raises UsageError with every problem."""
     from svgen.catalog import entry_of
 
@@ -78,6 +80,32 @@ def _planned(console: Console, key: str, make: Callable[[], dict[str, Any]]) -> 
     except OSError as error:
         console.warn(f"the plan is not kept: {error}")
     return {**found, "cached": False}
+
+
+def plan_apart(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan of `svgen plan` with these options, made by a process of its own: libtpu reads its
+    environment before jax is imported, and here it is.
+    """
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "svgen", "plan", "--json", *flags],
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        check=False,
+    )
+    try:
+        body = json.loads(done.stdout)
+        plan, error = body["data"], body["error"] or {}
+    except (ValueError, KeyError, TypeError):
+        plan, error = None, {}
+    if done.returncode or plan is None:
+        raise MachineError(
+            "E_LIBRARY",
+            error.get("message", "svgen plan has failed"),
+            why=error.get("why", ""),
+            hint=error.get("hint", "") or "svgen plan says more",
+        )
+    return plan
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -172,7 +200,7 @@ def command(console: Console, **options: Any) -> None:
     if options["kernel"]:
         _kernel_plan(console, options)
         return
-    job = _job(options)
+    job = job_of(options)
     prepare_environment()
     plan = _planned(console, fingerprint(asdict(job)), lambda: predict(job))
     console.result(plan, _lines(job, plan))

@@ -102,7 +102,7 @@ def plan_run(
     model = machine.get(lambda: choose_model(options, recipe, platform), "")
     chosen = chosen or device is None
     machine.get(lambda: check_platform(model, platform, chosen))
-    dtype = _dtype(options, recipe, platform)
+    dtype = choose_dtype(options, recipe, platform)
     pipeline = problems.get(lambda: opener(model, dtype, stage, mesh=options["mesh"]))
     machine.get(lambda: check_size(pipeline, model, platform, chosen))
     problems += [one for one in machine if not (options["dry_run"] and _is_machine(one))]
@@ -238,7 +238,7 @@ def check_size(pipeline: "Pipeline | None", model: str, platform: str, chosen: b
         raise no_tpu(f"{model} has the size of a model made for TPUs; on a CPU it takes hours")
 
 
-def _dtype(options: Mapping[str, Any], recipe: Mapping[str, Any], platform: str) -> str:
+def choose_dtype(options: Mapping[str, Any], recipe: Mapping[str, Any], platform: str) -> str:
     """The type of weights and products: bfloat16 where the hardware is made for it."""
     if options["dtype"] != "auto":
         return options["dtype"]

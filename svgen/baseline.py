@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from svgen.errors import SvgenError, UsageError
-from svgen.partial import partial_file, publish, sync, write_error
+from svgen.partial import write_whole
 
 SCHEMA = "svgen.bench/1"
 MAX_BYTES = 1 << 20
@@ -31,13 +31,7 @@ Check = Callable[[str, Any], Any]  # (name, value) -> the value; raises ValueErr
 def save(path: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:
     """Write a record; the file appears whole or not at all."""
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-    with partial_file(path) as partial:
-        try:
-            partial.write_text(text, encoding="utf-8")
-            sync(partial)
-        except OSError as error:
-            raise write_error(path, error) from error
-        publish(partial, path, overwrite=overwrite)
+    write_whole(path, text.encode(), overwrite=overwrite)
 
 
 def read(path: Path) -> dict[str, Any]:

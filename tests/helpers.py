@@ -11,7 +11,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_svgen(
-    *args: str, env: dict[str, str] | None = None, stdin: str = "", cwd: Path | None = None
+    *args: str,
+    env: dict[str, str] | None = None,
+    stdin: str = "",
+    cwd: Path | None = None,
+    timeout_s: float = 300,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m svgen ARGS` as a process of its own, and wait for it."""
     return subprocess.run(
@@ -21,7 +25,7 @@ def run_svgen(
         cwd=cwd,
         capture_output=True,
         encoding="utf-8",
-        timeout=300,
+        timeout=timeout_s,
         check=False,
     )
 

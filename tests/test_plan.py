@@ -21,6 +21,9 @@ from svgen.tpus import parse_slice
 from tests.helpers import json_of, run_svgen
 
 
+COMPILE_S = 1500  # at most, on a slow machine
+
+
 @pytest.mark.parametrize(
     ("name", "chips", "topology"),
     [
@@ -125,9 +128,9 @@ def test_bad_flags_are_found_before_anything_is_compiled(flags, code, capsys):
 
 @pytest.mark.aot
 def test_small_plan_is_compiled_once_and_adds_up(tmp_path):
-    flags = ("--model", "wan2.1-1.3b", "--res", "480p", "--frames", "9", "--tpu", "v6e-4")
+    flags = ("--model", "wan2.1-1.3b", "--res", "256x256", "--frames", "9", "--tpu", "v6e-4")
     env = {"XDG_CACHE_HOME": str(tmp_path), "XLA_FLAGS": ""}
-    done = run_svgen("plan", *flags, "--json", env=env)
+    done = run_svgen("plan", *flags, "--json", env=env, timeout_s=COMPILE_S)
     assert done.returncode == 0, done.stderr
     plan = json_of(done)["data"]
     assert (plan["tpu"], plan["chips"], plan["mesh"], plan["fits"]) == ("v6e-4", 4, "2x2", True)
@@ -135,12 +138,12 @@ def test_small_plan_is_compiled_once_and_adds_up(tmp_path):
     # So short a video gains nothing: two tiles of keys hold it, and every head reads both.
     assert plan["attention"]["kept_pairs"] == 1.0
     assert 0.5 < plan["step_s"]["sparse"] / plan["step_s"]["dense"] < 2
-    assert 0.1 < plan["attention"]["dense_ms"] < 10
+    assert 0.001 < plan["attention"]["dense_ms"] < 1
     assert plan["attention"]["heads_per_chip"] == 6
     total = 15 * plan["step_s"]["dense"] + 35 * plan["step_s"]["sparse"]
     assert plan["denoise_s"] == pytest.approx(total)
-    assert 0.005 < plan["decode_s"] < 1
-    assert 0.1 < plan["decode_gib_per_chip"]["total"] < 2  # 3.5 GiB of caches, in four parts
+    assert 0.001 < plan["decode_s"] < 0.1
+    assert 0.2 < plan["decode_gib_per_chip"]["total"] < 2  # 0.24 GiB of weights
     again = run_svgen("plan", *flags, env=env)
     assert "compiling" not in again.stderr
     assert max(map(len, again.stdout.splitlines())) <= 80
@@ -150,7 +153,7 @@ def test_small_plan_is_compiled_once_and_adds_up(tmp_path):
 def test_kernel_plan_counts_each_mask_and_splash(tmp_path):
     flags = ("--res", "480p", "--frames", "17", "--heads", "2", "--tpu", "v6e")
     env = {"XDG_CACHE_HOME": str(tmp_path), "XLA_FLAGS": ""}
-    done = run_svgen("plan", "--kernel", *flags, "--json", env=env)
+    done = run_svgen("plan", "--kernel", *flags, "--json", env=env, timeout_s=COMPILE_S)
     assert done.returncode == 0, done.stderr
     plan = json_of(done)["data"]
     assert (plan["chip"], plan["tokens"], plan["heads"]) == ("v6e", 7_800, 2)

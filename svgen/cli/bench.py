@@ -16,11 +16,11 @@ from svgen.cli.options import (
     with_console,
 )
 from svgen.cli.output import Console
+from svgen.cli.planning import DTYPES
 from svgen.cli.timings import table
+from svgen.cli.trial import STAGES, describe, plan_trial
 from svgen.errors import UsageError
 
-DTYPES = ("auto", "bfloat16", "float32")
-STAGES = ("embed", "attention", "step", "decode")
 BUDGET_S = 100.0
 PLANNED_MODEL = "wan2.1-14b"  # whose plan is shown for a model that cannot be planned
 
@@ -92,7 +92,6 @@ def _measure(
 ) -> dict[str, Any]:
     """Time this machine; the record."""
     from svgen.cli.execution import stages_of
-    from svgen.cli.trial import describe, plan_trial
 
     planned = plan_trial({**options, **_size_of(options, theirs)}, stages_of(console))
     for note in planned.notes:

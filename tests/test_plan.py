@@ -20,7 +20,6 @@ from svgen.sharding import Split
 from svgen.tpus import parse_slice
 from tests.helpers import json_of, run_svgen
 
-
 COMPILE_S = 1500  # at most, on a slow machine
 
 

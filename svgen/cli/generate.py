@@ -71,7 +71,12 @@ def _say_plan(console: Console, run: Run) -> None:
 @click.command(cls=Configured)
 @click.argument("prompt", required=False)
 @click.option("--prompts", metavar="FILE.jsonl", help="A batch: a request a line, flags as keys.")
-@click.option("--model", default="auto", metavar="NAME|PATH|ORG/REPO", help="Default: Wan 2.1.")
+@click.option(
+    "--model",
+    default="auto",
+    metavar="NAME|PATH|ORG/REPO",
+    help="Default: Wan 2.1; without a TPU, demo.",
+)
 @click.option("--res", type=RESOLUTION, metavar="SIZE", help="480p, 720p, 1080p, 1440p or WxH.")
 @click.option("--preset", metavar="NAME|FILE", help="Size and schedule: `svgen presets`.")
 @click.option("--frames", type=int, metavar="N", help="Number of frames, 4k+1.")

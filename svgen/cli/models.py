@@ -15,6 +15,7 @@ from svgen.cli.options import Group, with_console
 from svgen.cli.output import Console
 from svgen.cli.progress import Bar
 from svgen.errors import UsageError
+from svgen.hub.source import DEMO_NAME, is_bundled
 
 ASK_FROM_BYTES = 10**9
 REFRESH_S = 0.1
@@ -165,6 +166,8 @@ def list_command(console: Console) -> None:
     head = (
         f"{'name':<11}  {'repository':<{REPOSITORY_WIDTH - 1}}  params      size  licence     disk"
     )
+    if is_bundled(DEMO_NAME):
+        console.note(f"--model {DEMO_NAME}, of moving shapes alone, is in the package")
     console.result({"models": rows, "cache": hub.cache_folder()}, [head, *map(_line, rows)])
 
 

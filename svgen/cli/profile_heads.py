@@ -131,7 +131,12 @@ def _profile(console: Console, run: Run, request: Request, options: Mapping[str,
 
 @click.command()
 @click.argument("prompt", default=PROMPT)
-@click.option("--model", default="auto", metavar="NAME|PATH|ORG/REPO", help="Default: Wan 2.1.")
+@click.option(
+    "--model",
+    default="auto",
+    metavar="NAME|PATH|ORG/REPO",
+    help="Default: Wan 2.1; without a TPU, demo.",
+)
 @click.option("--res", type=RESOLUTION, metavar="SIZE", help="480p, 720p, 1080p, 1440p or WxH.")
 @click.option("--preset", default=PRESET, show_default=True, metavar="NAME|FILE")
 @click.option("--frames", type=int, metavar="N", help="Number of frames, 4k+1.")

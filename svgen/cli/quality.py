@@ -167,7 +167,12 @@ def _data(plan: Comparison, rows: list[dict[str, Any]], shown: list[str]) -> dic
 @click.command()
 @click.argument("prompt", nargs=-1)
 @click.option("--prompts", metavar="FILE", help='One a line; .jsonl: objects with "prompt".')
-@click.option("--model", default="auto", metavar="NAME|PATH|ORG/REPO", help="Default: Wan 2.1.")
+@click.option(
+    "--model",
+    default="auto",
+    metavar="NAME|PATH|ORG/REPO",
+    help="Default: Wan 2.1; without a TPU, demo.",
+)
 @click.option("--res", type=RESOLUTION, metavar="SIZE", help="480p, 720p, 1080p, 1440p or WxH.")
 @click.option(
     "--preset",

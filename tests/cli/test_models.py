@@ -78,6 +78,7 @@ def test_list_fits_eighty_columns_and_opens_no_connection(models, server):
     assert max(map(len, lines)) <= 80
     assert "28.9 GB" in lines[1] and "Apache-2.0" in lines[1] and lines[1].endswith("no")
     assert server.requests == []
+    assert "--model demo, of moving shapes alone, is in the package" in listed.stderr
 
 
 def test_verify_names_the_command_that_mends_and_it_does(models):

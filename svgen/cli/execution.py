@@ -222,6 +222,8 @@ def denoise(
             latents = step.state.latents
             calls += np.asarray(count_calls(step.record))
             bar.update()
+            if request.sparsity and int(step.state.step) == request.sparsity.dense_steps:
+                bar.restart()  # sparse steps take another time than dense ones
             if int(step.state.step) < request.steps:
                 _pause(saved, step.state, stop)
     result = np.array(latents)

@@ -81,7 +81,8 @@ class PlainBar(Bar):
     def __init__(self, total: int | None, label: str, unit: str, *, say: Callable[[str], None]):
         super().__init__(total, label, unit)
         self._say, self._text, self._tenth = say, "", 0
-        self._start = time.monotonic()
+        self._start = self._since = time.monotonic()
+        self._before = 0  # done when the rate was measured anew
 
     def update(self, n: int = 1) -> None:
         """Count n more, and speak when a tenth is full."""
@@ -97,13 +98,16 @@ class PlainBar(Bar):
 
     def restart(self) -> None:
         """Measure from now on."""
-        self._start = time.monotonic()
+        self._since, self._before = time.monotonic(), self.done
+        if not self.done:
+            self._start = self._since
 
     def _line(self) -> str:
         done, total = _amount(self.done, self.unit), _amount(self.total or 0, self.unit)
-        spent = time.monotonic() - self._start
-        left = spent * max((self.total or 0) - self.done, 0) / self.done
-        times = f"{_clock(spent)} spent, {_clock(left)} left"
+        now = time.monotonic()
+        left = (now - self._since) * max((self.total or 0) - self.done, 0)
+        left /= self.done - self._before
+        times = f"{_clock(now - self._start)} spent, {_clock(left)} left"
         parts = (f"{self._tenth * 100 // TENTHS:3d}%", f"{done}/{total}", times, self._text)
         return f"{self.label}: " + "  ".join(part for part in parts if part)
 
@@ -142,9 +146,9 @@ class LiveBar(Bar):
         self._tqdm.set_postfix_str(text)
 
     def restart(self) -> None:
-        """Measure from now on."""
-        self._tqdm.reset(self.total)
-        self._tqdm.initial = self._tqdm.n = self.done
+        """Measure from now on; once it runs, its average follows a new pace by itself."""
+        if not self.done:
+            self._tqdm.reset(self.total)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

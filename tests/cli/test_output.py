@@ -12,6 +12,7 @@ import pytest
 
 from svgen import __version__
 from svgen.cli.output import Console, color_wanted, printable
+from svgen.cli.progress import PlainBar
 from svgen.errors import CODES, UsageError
 from tests.helpers import ROOT, json_of, run_svgen
 
@@ -207,6 +208,21 @@ def test_progress_is_a_line_per_tenth_off_a_terminal():
 
 def test_progress_is_silent_when_quiet():
     assert finished("work", "-q").stderr == ""
+
+
+def test_time_left_is_that_of_the_present_pace(monkeypatch):
+    """Two dense steps of 10 s, then sparse ones of 4 s."""
+    now, said = [100.0], []
+    monkeypatch.setattr("svgen.cli.progress.time.monotonic", lambda: now[0])
+    bar = PlainBar(10, "denoise", "step", say=said.append)
+    for seconds in (10, 10, 4, 4):
+        now[0] += seconds
+        bar.update()
+        if bar.done == 2:
+            bar.restart()
+    assert said[1].endswith("2/10  0:20 spent, 1:20 left")
+    assert said[2].endswith("3/10  0:24 spent, 0:28 left")
+    assert said[3].endswith("4/10  0:28 spent, 0:24 left")
 
 
 def test_progress_is_a_bar_with_time_left_on_a_terminal():

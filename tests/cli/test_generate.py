@@ -350,11 +350,19 @@ def test_json_does_not_take_the_prompt_for_its_value(capsys, tmp_path):
 
 def test_no_tpu_is_told_together_with_wrong_flags(said, monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS")
-    code, body = said("generate", "x", "--res", "1000x560", "--frames", "80")
+    flags = ("--model", "wan2.1-14b", "--res", "1000x560", "--frames", "80")
+    code, body = said("generate", "x", *flags)
     assert (code, codes_of(body)) == (2, ["E_SIZE", "E_FRAMES", "E_NO_TPU"])
 
 
-@pytest.mark.parametrize("model", ["auto", "wan2.1-1.3b", "some/repository"])
+def test_auto_without_a_tpu_is_the_model_in_the_package(said, monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    code, body = said("generate", "x", "--dry-run")
+    assert (code, body["data"]["model"], body["data"]["origin"]["model"]) == (0, "demo", "device")
+    assert (body["data"]["width_px"], body["data"]["frames"]) == (128, 33)
+
+
+@pytest.mark.parametrize("model", ["wan2.1-14b", "wan2.1-1.3b", "some/repository"])
 def test_model_of_the_hub_needs_a_tpu_or_a_word_and_a_dry_run_does_not(said, monkeypatch, model):
     monkeypatch.delenv("JAX_PLATFORMS")
     code, body = said("generate", "x", "--model", model)

@@ -114,7 +114,7 @@ def test_later_chunks_may_go_through_the_vae_as_one():
 
 def test_vae_learns_to_write_and_draw_the_latents(basis):
     graph, weights = nnx.split(Vae(QUICK, dtype=jnp.float32, rngs=nnx.Rngs(0)))
-    frames, latents = next(train_vae.crops(basis, 0, 2, side=16, frames=9))
+    frames, latents = next(train_vae.crops(basis, 0, 2, side=32, frames=9))
     crop = train_vae.Crops(frames[:, :5, :8, :8], latents[:, :3, :4, :4])
     transform = train_vae.optimizer(30, 1e-2)
     moments, losses = transform.init(weights), []

@@ -46,7 +46,9 @@ UNITS = ("MXU", "XLU", "VALU", "VPOP", "EUP", "VLD", "FILL", "VST", "SPILL", "SA
 VECTOR = tuple(UNITS.index(unit) for unit in ("MXU", "XLU", "VALU"))
 BODY = 40  # bundles that a body has at least
 PAIRS = 1 << 20
-SPLASH = 3024, 2048, 1024  # queries, keys, keys computed at a time: what suits JAX's kernel
+# Queries, keys, keys computed at a time: what suits JAX's kernel, and what fits into 16 MiB.
+SPLASH, SMALL_SPLASH = (3024, 2048, 1024), (1024, 2048, 512)
+LARGE_MEMORY = ("v6e", "tpu7x")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +197,7 @@ def count_splash(case: Case, dump: Path) -> dict:
     import jax.numpy as jnp
     from jax.experimental.pallas.ops.tpu import splash_attention
 
-    queries, keys, step = SPLASH
+    queries, keys, step = SPLASH if case.chip in LARGE_MEMORY else SMALL_SPLASH
     tokens = case.frames * case.positions
     rows, columns = (-(-tokens // side) * side for side in (queries, keys))  # no ragged tiles
     mask = splash_attention.MultiHeadMask([splash_attention.FullMask((rows, columns))] * case.heads)

@@ -74,6 +74,13 @@ def test_kernels_compile_for_other_chips():
         assert found["temporaries"] < TEMPORARIES
 
 
+def test_jax_splash_is_counted_where_memory_is_small():
+    ours, splash = run(
+        COUNT, [{"chip": "v5e", "route": route, "positions": 1560} for route in ("dense", "splash")]
+    )
+    assert ours["interior"] < splash["interior"] < 6000
+
+
 def test_whole_call_moves_no_tokens():
     (found,) = run(COMPILE, [{"chip": "v6e", "frames": 21, "positions": 3600}])
     assert found["kernels"] == 7

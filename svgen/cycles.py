@@ -34,12 +34,13 @@ HOST = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
 }
 TOPOLOGIES = {
+    "v4": "v4:2x2x1",
     "v5e": "v5e:2x4",
     "v5p": "v5p:2x2x1",
     "v6e": "v6e:2x2x1",
     "tpu7x": "tpu7x:2x2x1",
 }
-HERTZ = {"v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9, "tpu7x": 1.9e9}
+HERTZ = {"v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9, "tpu7x": 1.9e9}
 BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s+[A-Z]{0,2}\s*:")
 REGION = re.compile(r"(Start/End empty|Start|End) region (\d+)")
 UNITS = ("MXU", "XLU", "VALU", "VPOP", "EUP", "VLD", "FILL", "VST", "SPILL", "SALU")

@@ -8,6 +8,7 @@ from svgen.config import ModelSpecs, TransformerSpec
 from svgen.grid import Grid
 
 PEAKS = (  # published dense bf16 peak of what JAX calls one device, in FLOP/s, by its kind
+    ("TPU v4", 275e12),
     ("TPU v5 lite", 197e12),
     ("TPU v5e", 197e12),
     ("TPU v5p", 459e12),

@@ -22,6 +22,7 @@ FLAT = {4: "2x2x1", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256:
 FLAT_V5E = {**FLAT, 4: "2x4"}  # its smallest topology that compiles; four chips of it are taken
 SOLID = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"}
 TPUS = {
+    "v4": Tpu(chip="v4", hbm_gib=32, hbm_gbs=1228, link_gbs=300, cores=2, shapes=SOLID),
     "v5e": Tpu(chip="v5e", hbm_gib=16, hbm_gbs=819, link_gbs=200, shapes=FLAT_V5E),
     "v5p": Tpu(chip="v5p", hbm_gib=95, hbm_gbs=2765, link_gbs=600, cores=2, shapes=SOLID),
     "v6e": Tpu(chip="v6e", hbm_gib=32, hbm_gbs=1640, link_gbs=448, shapes=FLAT),

@@ -30,6 +30,7 @@ COMPILE_S = 1500  # at most, on a slow machine
         ("v6e-1", 1, "v6e:2x2x1"),
         ("v5e-4", 4, "v5e:2x4"),
         ("v5p-8", 4, "v5p:2x2x1"),
+        ("v4-16", 8, "v4:2x2x2"),
         ("v7x-8", 8, "tpu7x:2x2x2"),
     ],
 )

@@ -173,7 +173,7 @@ def _kernel_plan(console: Console, options: Mapping[str, Any]) -> None:
     default="v6e-8",
     show_default=True,
     metavar="|".join(f"{name}-N" for name in TPUS),
-    help="Which TPU, and how many chips (v5p: cores).",
+    help="Which TPU, and how many chips (v4, v5p: cores).",
 )
 @click.option("--mesh", default="auto", show_default=True, metavar="CFGxSEQ")
 @click.option("--kernel", is_flag=True, help="Attention alone, each kind of mask, on one chip.")

@@ -29,12 +29,20 @@ class Chip:
 
 
 CHIPS = {
+    "v4": Chip(  # 16 MiB of VMEM
+        queries=2048,
+        keys=1024,
+        strided_queries=1024,
+        strided_keys=2048,
+        blocks=Blocks(strip=512),
+    ),
     "v5e": Chip(),
     "v5p": Chip(),
     "v6e": Chip(),
     "tpu7x": Chip(),
 }
 DEVICE_KINDS = {  # as `jax.Device.device_kind` has it
+    "TPU v4": "v4",
     "TPU v5 lite": "v5e",
     "TPU v5e": "v5e",
     "TPU v5": "v5p",

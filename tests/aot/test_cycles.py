@@ -66,6 +66,7 @@ def test_schedule_reaches_its_targets_at_1440p():
 
 def test_kernels_compile_for_other_chips():
     cases = [
+        {"chip": "v4", "route": "temporal", "positions": 1560},
         {"chip": "v5e", "route": "temporal", "positions": 1560},
         {"chip": "v5p", "route": "spatial", "positions": 8160},
         {"chip": "tpu7x", "route": "temporal", "positions": 3600},

@@ -119,6 +119,8 @@ def test_what_would_fit(name, arguments, temporaries, wanted):
         (("--preset", "agressive"), "E_PRESET"),
         (("--kernel", "--tpu", "v3"), "E_TPU_NAME"),
         (("--kernel", "--frames", "80"), "E_FRAMES"),
+        (("--kernel", "--model", "wan2.1-1.3b"), "E_USAGE"),
+        (("--heads", "10"), "E_USAGE"),
     ],
 )
 def test_bad_flags_are_found_before_anything_is_compiled(flags, code, capsys):

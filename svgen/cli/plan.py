@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from svgen import cycles
 from svgen.catalog import sampling_of
@@ -24,6 +25,7 @@ from svgen.shapes import SPECS
 from svgen.tpus import TPUS, parse_slice
 
 FRAMES = 81
+OF_A_RUN, OF_A_KERNEL = ("model", "preset", "steps", "mesh"), ("heads", "band_share")
 
 
 def _preset(name: str, size: tuple[int, int]) -> Preset:
@@ -137,6 +139,30 @@ def _lines(job: Job, plan: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _check_flags(context: click.Context) -> None:
+    """Raise for flags that the plan asked for would not use."""
+    kernel = context.params["kernel"]
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in (OF_A_RUN if kernel else OF_A_KERNEL)
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    ]
+    if given and kernel:
+        raise UsageError(
+            "E_USAGE",
+            f"--kernel and {', '.join(given)} exclude each other",
+            why="attention alone has no model, schedule or mesh",
+            hint="svgen plan --kernel --heads 10 --band-share 0.35",
+        )
+    if given:
+        raise UsageError(
+            "E_USAGE",
+            f"without --kernel, {' and '.join(given)} mean nothing",
+            why="a run has its heads from the model, and its band share from the preset",
+            hint="svgen plan --kernel --heads 10 --band-share 0.35",
+        )
+
+
 def _kernel_plan(console: Console, options: Mapping[str, Any]) -> None:
     """Count attention alone, on one chip."""
     width, height = options["res"] or RESOLUTIONS["720p"]
@@ -197,6 +223,7 @@ def command(console: Console, **options: Any) -> None:
       svgen plan --model wan2.1-1.3b --res 480p --tpu v5e-4 --json
       svgen plan --kernel --res 720p --heads 10 --band-share 0.35 --tpu v6e
     """
+    _check_flags(click.get_current_context())
     if options["kernel"]:
         _kernel_plan(console, options)
         return

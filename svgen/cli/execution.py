@@ -6,7 +6,7 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,13 @@ from svgen.cli.stopping import Stop, stopping_between_steps
 from svgen.cli.watch import Watch
 from svgen.config import Request
 from svgen.errors import SvgenError
+from svgen.hub.source import DEMO_NAME
 from svgen.partial import write_error
 from svgen.resume import latents_path, load_state, save_latents, save_state, state_path
 from svgen.video import Written, write_video
 
 if TYPE_CHECKING:
+    from svgen.cli.planning import Run
     from svgen.pipeline import Pipeline, Stage
     from svgen.scheduler import DenoiseState
 
@@ -44,6 +46,31 @@ def recipe_of(request: Request, *, with_prompt: bool = True) -> dict[str, Any]:
             name: value for name, value in values.items() if name not in ("prompt", "negative")
         }
     return {"svgen": __version__, "request": values}
+
+
+def say_run(console: Console, run: "Run", notes: Sequence[str] | None = None) -> None:
+    """Tell what is about to run, and what may surprise about it; `notes` instead of its own."""
+    request = run.request
+    for warning in (*run.warnings, *run.resolved.warnings):
+        console.warn(warning)
+    for note in run.resolved.notes if notes is None else notes:
+        console.note(note)
+    if run.model == DEMO_NAME and run.origins["model"] == "device":
+        console.note("no TPU is attached: the small model in the package makes this video")
+    console.note(
+        f"{run.model} on {run.device.platform}: {request.width_px}x{request.height_px}, "
+        f"{request.frames} frames, {request.steps} steps, seed {request.seed}"
+    )
+
+
+def opened(console: Console, run: "Run", options: Mapping[str, Any]) -> "Pipeline":
+    """The pipeline of a run; a model that is not on disk is fetched, and checked then."""
+    if run.pipeline is not None:
+        return run.pipeline
+    pipeline = open_fetched(console, run.model, run.request.dtype, options)
+    pipeline.check(run.request)
+    pipeline.check_files()
+    return pipeline
 
 
 def open_fetched(

@@ -16,20 +16,15 @@ from svgen.cli.options import (
 from svgen.cli.output import Console
 from svgen.cli.planning import DTYPES, Run, describe, plan_lines, plan_run
 from svgen.cli.settings import Configured, origins_of
-from svgen.hub.source import DEMO_NAME
 
 
 def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, Any]:
     """Run what was planned; returns the data of the result."""
-    from svgen.cli.execution import Team, make_video, open_fetched, recipe_of, target_of
+    from svgen.cli.execution import Team, make_video, opened, recipe_of, target_of
 
     request = run.request
-    pipeline = run.pipeline
     team = Team(console, run.device.processes, run.device.process)
-    if pipeline is None:
-        pipeline = open_fetched(console, run.model, request.dtype, options)
-        pipeline.check(request)
-        pipeline.check_files()
+    pipeline = opened(console, run, options)
     recipe = None
     if not options["no_metadata"]:
         recipe = recipe_of(request, with_prompt=not options["no_prompt_metadata"])
@@ -51,21 +46,6 @@ def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, A
     }
     data = {**describe(run), **found}
     return data | ({"latents": str(latents)} if options["keep_latents"] else {})
-
-
-def _say_plan(console: Console, run: Run) -> None:
-    """Tell what is about to run, and what may surprise about it."""
-    request = run.request
-    for warning in (*run.warnings, *run.resolved.warnings):
-        console.warn(warning)
-    for note in run.resolved.notes:
-        console.note(note)
-    if run.model == DEMO_NAME and run.origins["model"] == "device":
-        console.note("no TPU is attached: the small model in the package makes this video")
-    console.note(
-        f"{run.model} on {run.device.platform}: {request.width_px}x{request.height_px}, "
-        f"{request.frames} frames, {request.steps} steps, seed {request.seed}"
-    )
 
 
 @click.command(cls=Configured)
@@ -117,7 +97,7 @@ def command(console: Console, **options: Any) -> None:
       svgen generate --from cat.mp4 --seed 8
       svgen generate --prompts requests.jsonl --res 480p -o videos/
     """
-    from svgen.cli.execution import stages_of
+    from svgen.cli.execution import say_run, stages_of
 
     options["json"] = console.json
     origins = origins_of(click.get_current_context())
@@ -133,7 +113,7 @@ def command(console: Console, **options: Any) -> None:
         console.note(f"{run.output} is there already: nothing to do")
         console.result({**describe(run), "skipped": True}, [str(run.output)])
         return
-    _say_plan(console, run)
+    say_run(console, run)
     if options["dry_run"]:
         data = describe(run)
         console.result({**data, "dry_run": True}, plan_lines(data))

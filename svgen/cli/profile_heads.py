@@ -52,19 +52,6 @@ def _plan(console: Console, options: Mapping[str, Any]) -> tuple[Run, Request, T
     return run, request, settled[0]
 
 
-def _say(console: Console, run: Run) -> None:
-    """Tell what is about to run, and what may surprise about it."""
-    request = run.request
-    for warning in (*run.warnings, *run.resolved.warnings):
-        console.warn(warning)
-    for note in run.resolved.notes:
-        console.note(note)
-    console.note(
-        f"{run.model} on {run.device.platform}: {request.width_px}x{request.height_px}, "
-        f"{request.frames} frames, {request.steps} steps, seed {request.seed}"
-    )
-
-
 def _write(
     console: Console,
     targets: Targets,
@@ -116,14 +103,11 @@ def _table(rows: Sequence[Mapping[str, Any]], found: "Profile") -> list[str]:
 
 def _profile(console: Console, run: Run, request: Request, options: Mapping[str, Any]) -> tuple:
     """Run the model and gather how its heads ran."""
-    from svgen.cli.execution import open_fetched
+    from svgen.cli.execution import opened
     from svgen.profile_heads import profile
 
-    pipeline = run.pipeline
-    if pipeline is None:
-        pipeline = open_fetched(console, run.model, request.dtype, options)
-        pipeline.check(request)
-        pipeline.check_files("text_encoder", "transformer")
+    pipeline = opened(console, run, options)
+    if run.pipeline is None:
         check_model(pipeline, request, options["heads"])
     with console.bar(request.steps, "denoise") as bar:
         return profile(pipeline, request, heads=options["heads"], on_step=bar.update)
@@ -174,11 +158,13 @@ def command(console: Console, **options: Any) -> None:
       svgen profile-heads "a red ball" --plot heads.png --heads 1:0,4:2
       svgen profile-heads --model wan2.1-1.3b --res 480p -o heads.npz
     """
+    from svgen.cli.execution import say_run
+
     options |= dict.fromkeys(NOT_SAID) | {"json": console.json, "dry_run": False}
     run, request, targets = _plan(console, options)
     if run.device.process > 0:  # another process speaks and writes
         console.mute()
-    _say(console, run)
+    say_run(console, run)
     found, seen = _profile(console, run, request, options)
     if run.device.process == 0:
         _write(console, targets, (found, seen, request), options["overwrite"])

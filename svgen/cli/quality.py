@@ -64,35 +64,18 @@ class Shares(click.ParamType):
 
 
 def _open(console: Console, plan: Comparison, options: Mapping[str, Any]) -> "Pipeline":
-    """The pipeline, of a model that is fetched first if it is not on disk."""
-    from svgen.cli.execution import open_fetched
+    """The pipeline; prompts are checked with a model that had to be fetched."""
+    from svgen.cli.execution import opened
 
-    pipeline, request = plan.run.pipeline, plan.run.request
-    if pipeline is None:
-        pipeline = open_fetched(console, plan.run.model, request.dtype, options)
-        pipeline.check(request)
-        pipeline.check_files()
-        raise_all(prompt_problems(pipeline, request, plan.prompts))
+    pipeline, request = opened(console, plan.run, options), plan.run.request
+    raise_all(prompt_problems(pipeline, request, plan.prompts))
     return pipeline
-
-
-def _say_plan(console: Console, plan: Comparison, count: int) -> None:
-    """Tell what is about to run, and what may surprise about it."""
-    run, request = plan.run, plan.run.request
-    for warning in (*run.warnings, *run.resolved.warnings):
-        console.warn(warning)
-    for note in plan.notes:
-        console.note(note)
-    console.note(
-        f"{run.model} on {run.device.platform}: {request.width_px}x{request.height_px}, "
-        f"{request.frames} frames, {request.steps} steps"
-    )
-    console.note(f"prompts: {len(plan.prompts)}, schedules: {count}, seeds from {request.seed}")
 
 
 def _execute(console: Console, plan: Comparison, options: Mapping[str, Any]) -> dict[str, Any]:
     """Render, decode, score and write what was planned; returns the data of the result."""
     from svgen import comparison
+    from svgen.cli.execution import say_run
 
     pipeline, request = _open(console, plan, options), plan.run.request
     schedules = comparison.schedules_of(plan.presets, options["sweep"] or ())
@@ -100,7 +83,8 @@ def _execute(console: Console, plan: Comparison, options: Mapping[str, Any]) -> 
     same = comparison.twins(schedules, tables)
     distinct = [one for one in schedules if one.name not in same]
     requests = comparison.requests_of(request, plan.prompts)
-    _say_plan(console, plan, len(distinct))
+    say_run(console, plan.run, plan.notes)
+    console.note(f"prompts: {len(plan.prompts)}, schedules: {len(distinct)}")
     plan.run.output.mkdir(exist_ok=True)
     steps = len(requests) * len(distinct) * request.steps
     with console.bar(steps, "denoise") as bar:

@@ -25,7 +25,7 @@ from svgen import programs
 from svgen.attention.attend import Setting, chip_of
 from svgen.attention.mass import View
 from svgen.checkpoint import check_module, load_module, read_specs
-from svgen.config import Request
+from svgen.config import ModelSpecs, Request
 from svgen.errors import DownloadError, NumericalError, SvgenError, UsageError, raise_all
 from svgen.grid import Grid, Rules, frames_problem, grid_of, size_problem
 from svgen.models.keys import Target, text_keys, transformer_keys, vae_keys
@@ -75,11 +75,15 @@ class Pipeline:
         stage: Stage = nullcontext,
         mesh: str = "auto",
     ):
-        self.folder, self.stage, self.asked_mesh = Path(folder), stage, mesh
-        self.specs = read_specs(self.folder)
-        self.rules = Rules.of(self.specs.transformer, self.specs.vae)
+        self.folder = Path(folder)
+        self._set_up(read_specs(self.folder), dtype, stage, mesh)
         self.tokenizer = Tokenizer.load(self.folder, vocabulary=self.specs.text.vocabulary)
-        self._abstract = programs.abstract_parts(self.specs, jnp.dtype(dtype))
+
+    def _set_up(self, specs: ModelSpecs, dtype: str, stage: Stage, mesh: str) -> None:
+        """What needs no folder."""
+        self.specs, self.stage, self.asked_mesh = specs, stage, mesh
+        self.rules = Rules.of(specs.transformer, specs.vae)
+        self._abstract = programs.abstract_parts(specs, jnp.dtype(dtype))
         self._kept: dict[Hashable, Any] | None = None  # loaded and compiled parts, in `keeping`
 
     @contextmanager

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 
 from svgen import programs
 from svgen.config import ModelSpecs, Request
-from svgen.grid import Rules
 from svgen.pipeline import Pipeline, Stage
 from svgen.sharding import placer, whole_placer
 from svgen.tokenizer import TokenIds
@@ -33,9 +32,7 @@ class StandIn(Pipeline):
         stage: Stage = nullcontext,
         mesh: str = "auto",
     ):
-        self.stage, self.asked_mesh, self.specs = stage, mesh, specs
-        self.rules = Rules.of(specs.transformer, specs.vae)
-        self._abstract = programs.abstract_parts(specs, jnp.dtype(dtype))
+        self._set_up(specs, dtype, stage, mesh)
         self._values = np.random.default_rng(0).standard_normal(VALUES, np.float32) * SCALE
 
     def tokens(self, request: Request) -> list[TokenIds]:

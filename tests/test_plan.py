@@ -13,6 +13,7 @@ from svgen.plan import (
     between_seconds,
     exchange_seconds,
     step_seconds,
+    would_decode,
     would_fit,
 )
 from svgen.shapes import SPECS
@@ -108,6 +109,20 @@ def test_what_would_fit(name, arguments, temporaries, wanted):
     }
     limit = job.slice.tpu.hbm_gib * 31.25 / 32
     assert would_fit(job, memory, limit) == wanted
+
+
+def test_more_chips_decode_where_fewer_frames_would_not():
+    job = Job(
+        specs=SPECS["wan2.1-14b"],
+        grid=grid_of(1280, 720, 81, WAN21),
+        steps=50,
+        branches=2,
+        sparsity=None,
+        slice=parse_slice("v6e-8"),
+    )
+    memory = {"arguments": 4.0, "temporaries": 28.0, "total": 32.0}
+    assert would_decode(job, memory, 31.25) == {"tpu": "v6e-16"}
+    assert would_decode(job, memory, 32.0) == {}
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ strictly.
 Everything is checked from the headers before a byte of weights is read, and all complaints come in
 one error: every upstream tensor is used once or on a written list of ignored ones, every leaf is
 filled once. Leaves are then built one by one, cast and placed on the device, so host memory stays
-near the target plus one leaf. Tensors are read, not mapped: mapped pages count as memory, and a
-file cut meanwhile would kill the process.
+near the target plus one leaf. A leaf that is split over chips is read in their parts.
 """
 
 import json
@@ -13,7 +12,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +23,27 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 
 from svgen.config import ModelSpecs, TextSpec, TransformerSpec, VaeSpec
-from svgen.errors import DownloadError, SvgenError
 from svgen.models.keys import IGNORED, Target
+from svgen.sharding import Place
+from svgen.tensors import (
+    FLOATS,
+    Index,
+    Stored,
+    bad_checkpoint,
+    read_numbers,
+    read_part,
+    stored_shape,
+)
 
 MAX_JSON_BYTES = 16 << 20
 SHOWN = 8  # complaints of one kind that a message spells out
 SHOWN_LETTERS = 200  # of one name
 CHUNK = 1 << 22  # numbers of two tensors that are compared at a time
-FLOATS = {  # safetensors' names
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(jnp.bfloat16),
-    "F8_E4M3": np.dtype(jnp.float8_e4m3fn),
-    "F8_E5M2": np.dtype(jnp.float8_e5m2),
-}
 STEMS = {"text_encoder": "model"}  # file name without suffix; other parts: DEFAULT_STEM
 DEFAULT_STEM = "diffusion_pytorch_model"
 
 Path_ = tuple[str | int, ...]
-Place = Callable[[Path_, np.ndarray], jax.Array]
-
-
-def _bad(message: str, why: str, **details: Any) -> SvgenError:
-    return DownloadError(
-        "E_CHECKPOINT",
-        message,
-        why=why,
-        hint="`svgen models verify NAME` finds what is damaged and names the command that mends it",
-        details=details,
-    )
+Read = Callable[[Index], np.ndarray]  # a part of a leaf
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -63,14 +53,14 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
-            raise _bad(f"{path} has {size} bytes", f"at most {MAX_JSON_BYTES} are read")
+            raise bad_checkpoint(f"{path} has {size} bytes", f"at most {MAX_JSON_BYTES} are read")
         value = json.loads(path.read_bytes())
     except OSError as error:
-        raise _bad(f"{path} cannot be read", error.strerror or str(error)) from error
+        raise bad_checkpoint(f"{path} cannot be read", error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise _bad(f"{path} is not valid JSON", _shown(str(error))) from error
+        raise bad_checkpoint(f"{path} is not valid JSON", _shown(str(error))) from error
     if not isinstance(value, dict):
-        raise _bad(f"{path} holds {type(value).__name__}", "it must hold a JSON object")
+        raise bad_checkpoint(f"{path} holds {type(value).__name__}", "it must hold a JSON object")
     return value
 
 
@@ -83,25 +73,15 @@ def read_specs(folder: Path) -> ModelSpecs:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """One tensor as a header describes it."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int  # of its bytes in the file
-
-
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="np")
     except FileNotFoundError as error:
-        raise _bad(f"{path} is missing", "the checkpoint is incomplete") from error
+        raise bad_checkpoint(f"{path} is missing", "the checkpoint is incomplete") from error
     except (SafetensorError, OSError) as error:
         size = path.stat().st_size if path.exists() else 0
         why = f"the file is truncated or corrupt ({_shown(str(error))}); it has {size} bytes"
-        raise _bad(f"{path} cannot be read", why, bytes=size) from error
+        raise bad_checkpoint(f"{path} cannot be read", why, bytes=size) from error
 
 
 def _headers(path: Path) -> dict[str, Stored]:
@@ -120,32 +100,20 @@ def _headers(path: Path) -> dict[str, Stored]:
     }
 
 
-def _read(stored: Stored, first: int, count: int) -> np.ndarray:
-    """Read `count` numbers of a tensor from the one at `first` on, flat, in the file's type."""
-    dtype = FLOATS[stored.dtype]
-    try:
-        with open(stored.file, "rb") as file:
-            file.seek(stored.start + first * dtype.itemsize)
-            numbers = np.fromfile(file, dtype, count)
-    except OSError as error:
-        raise _bad(f"{stored.file} cannot be read", error.strerror or str(error)) from error
-    if len(numbers) != count:
-        raise _bad(f"{stored.file} cannot be read", "it became shorter while it was read")
-    return numbers
-
-
 def _weight_map(index: Path) -> dict[str, str]:
     """The index file's tensor name -> file name, with every file name a plain one."""
     mapping = read_json(index).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
-        raise _bad(f"{index} has no weight_map", "it must map tensor names to files")
+        raise bad_checkpoint(f"{index} has no weight_map", "it must map tensor names to files")
     for file in mapping.values():
         if (
             not isinstance(file, str)
             or Path(file).name != file
             or not file.endswith(".safetensors")
         ):
-            raise _bad(f"{index} names the file {_shown(file)}", "shards lie beside the index")
+            raise bad_checkpoint(
+                f"{index} names the file {_shown(file)}", "shards lie beside the index"
+            )
     return mapping
 
 
@@ -163,7 +131,7 @@ def _stored(folder: Path, part: str) -> dict[str, Stored]:
     missing = [file for file in files if not (folder / part / file).is_file()]
     if missing:
         why = f"{index.name} lists {len(files)} shards, {len(missing)} of them are not there"
-        raise _bad(f"{folder / part}: missing {_some(missing)}", why, files=missing)
+        raise bad_checkpoint(f"{folder / part}: missing {_some(missing)}", why, files=missing)
     found, stale = {}, set()
     for file in files:
         for name, one in _headers(folder / part / file).items():
@@ -174,7 +142,7 @@ def _stored(folder: Path, part: str) -> dict[str, Stored]:
     stale = sorted(stale | (set(mapping) - set(found)))
     if stale:
         why = "the index belongs to other shards than those beside it"
-        raise _bad(f"{index} is stale for {_some(stale)}", why, tensors=stale)
+        raise bad_checkpoint(f"{index} is stale for {_some(stale)}", why, tensors=stale)
     return found
 
 
@@ -192,22 +160,6 @@ def _some(names: list[str]) -> str:
 def _fits(stored: Stored, target: Target, want: tuple[int, ...]) -> bool:
     """Whether a tensor has upstream's shape of what becomes `want`."""
     return stored.shape == stored_shape(target, want)
-
-
-def stored_shape(target: Target, leaf: tuple[int, ...]) -> tuple[int, ...]:
-    """Upstream's shape of the tensor that becomes a leaf (one layer of it) of shape `leaf`."""
-    if target.stored is not None or target.axes is None:
-        return target.stored or leaf
-    return tuple(leaf[target.axes.index(axis)] for axis in range(len(leaf)))
-
-
-def arrange(tensor: np.ndarray, target: Target) -> np.ndarray:
-    """Split, transpose and join a tensor as its target says."""
-    if target.split is not None:
-        tensor = tensor.reshape(target.split)
-    if target.axes is not None:
-        tensor = tensor.transpose(target.axes)
-    return tensor if target.shape is None else tensor.reshape(target.shape)
 
 
 def _leaf_shape(leaf: jax.ShapeDtypeStruct, target: Target) -> tuple[int, ...]:
@@ -249,33 +201,45 @@ def _complaints(
     return lines + ([f"{len(types)} of a type that is not float: {_some(types)}"] if types else [])
 
 
-def _put(_: Path_, array: np.ndarray) -> jax.Array:
-    return jnp.asarray(array)
+def _put(_: Path_, shape: tuple[int, ...], read: Read) -> jax.Array:
+    return jnp.asarray(read((slice(None),) * len(shape)))
 
 
-def _check_not_zero(name: str, file: Path, tensor: np.ndarray, part: str) -> None:
+def _check_not_zero(name: str, stored: Stored, values: np.ndarray) -> None:
     """An all-zero matrix in the text encoder means a broken conversion: it makes garbage without
-    any error.
+    any error. `values` are some of it.
     """
-    if part == "text_encoder" and tensor.ndim > 1 and not tensor.any():
-        raise _bad(f"{name} in {file} is all zeros", "a text encoder without it makes garbage")
+    if len(stored.shape) < 2 or values.any():
+        return
+    size = math.prod(stored.shape)
+    firsts = range(0, size, CHUNK)
+    if not any(read_numbers(stored, one, min(CHUNK, size - one)).any() for one in firsts):
+        why = "a text encoder without it makes garbage"
+        raise bad_checkpoint(f"{name} in {stored.file} is all zeros", why)
 
 
-def _read_leaf(
+def _reader(
     leaf: jax.ShapeDtypeStruct,
     sources: list[tuple[str, Target]],
     stored: Mapping[str, Stored],
     part: str,
-) -> np.ndarray:
-    """Build one leaf on the host from all its tensors, cast to the leaf's type."""
-    out = np.empty(leaf.shape, leaf.dtype)
-    for name, target in sources:
-        one = stored[name]
-        tensor = _read(one, 0, math.prod(one.shape)).reshape(one.shape)
-        _check_not_zero(name, one.file, tensor, part)
-        where = ... if target.layer is None else target.layer
-        out[where] = arrange(tensor, target)
-    return out
+) -> Read:
+    """Make what builds parts of one leaf on the host from all its tensors, cast to its type."""
+
+    def read(index: Index) -> np.ndarray:
+        chosen = [range(size)[one] for size, one in zip(leaf.shape, index, strict=True)]
+        out = np.empty([len(places) for places in chosen], leaf.dtype)
+        for name, target in sources:
+            if target.layer is not None and target.layer not in chosen[0]:
+                continue
+            inner = index if target.layer is None else index[1:]
+            values = read_part(stored[name], target, inner)
+            if part == "text_encoder":
+                _check_not_zero(name, stored[name], values)
+            out[... if target.layer is None else chosen[0].index(target.layer)] = values
+        return out
+
+    return read
 
 
 def _differ(one: Stored, other: Stored, dtype: np.dtype) -> bool:
@@ -283,7 +247,7 @@ def _differ(one: Stored, other: Stored, dtype: np.dtype) -> bool:
     size = math.prod(one.shape)
     for first in range(0, size, CHUNK):
         count = min(CHUNK, size - first)
-        pair = [_read(tensor, first, count).astype(dtype) for tensor in (one, other)]
+        pair = [read_numbers(tensor, first, count).astype(dtype) for tensor in (one, other)]
         if not np.array_equal(*pair, equal_nan=True):
             return True
     return False
@@ -303,7 +267,9 @@ def _check_aliases(
         if first != name and _differ(stored[first], stored[name], leaves[target.path].dtype):
             files = dict.fromkeys(str(stored[one].file) for one in (first, name))
             message = f"{first} and {name} differ in {' and '.join(files)}"
-            raise _bad(message, "they are two names for one tensor", tensors=[first, name])
+            raise bad_checkpoint(
+                message, "they are two names for one tensor", tensors=[first, name]
+            )
 
 
 def _sources(
@@ -336,7 +302,7 @@ def _fitting(
     stored = _stored(folder, part)
     complaints = _complaints(stored, keys, leaves, part)
     if complaints:
-        raise _bad(f"{folder / part} does not fit its config.json", "; ".join(complaints))
+        raise bad_checkpoint(f"{folder / part} does not fit its config.json", "; ".join(complaints))
     return stored
 
 
@@ -354,9 +320,9 @@ def load_module(
 ) -> nnx.Module:
     """Fill the module `abstract` (from `nnx.eval_shape`) with the weights of `folder/part`.
 
-    `part` is "text_encoder", "transformer" or "vae"; `place` puts one leaf on the device. Weights
-    are cast to the types of the leaves. Raises DownloadError naming everything that is missing,
-    unexpected or of another shape.
+    `part` is "text_encoder", "transformer" or "vae"; `place` puts one leaf on the device, or the
+    parts of it that it reads on theirs. Weights are cast to the types of the leaves. Raises
+    DownloadError naming everything that is missing, unexpected or of another shape.
     """
     graph, state = nnx.split(abstract)
     flat = dict(nnx.to_flat_state(state))
@@ -366,6 +332,7 @@ def load_module(
     sources = _sources(stored, keys)
     filled = {}
     for path, variable in flat.items():
-        placed = place(path, _read_leaf(leaves[path], sources[path], stored, part))
+        read = _reader(leaves[path], sources[path], stored, part)
+        placed = place(path, leaves[path].shape, read)
         filled[path] = variable.replace(jax.block_until_ready(placed))  # the host's copy is free
     return nnx.merge(graph, nnx.from_flat_state(filled))

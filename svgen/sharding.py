@@ -26,9 +26,11 @@ CFG, SEQ = "cfg", "seq"
 CHIPS = (CFG, SEQ)
 LEAST_SPLIT = 1 << 12  # values of a weight (of one layer); smaller ones lie on every chip
 WHOLE = -1  # the axis of a weight that is not split
+EMBEDDING = "embedding"  # a matrix [words, width]
 STACKED = "layers"  # weights under this name have a leading axis of layers
 
 Weights = Any  # a tree of arrays, as `nnx.split` gives it
+Place = Callable[[tuple, tuple[int, ...], Callable], jax.Array]  # path, shape, reads a part
 
 
 class Split(NamedTuple):
@@ -90,14 +92,19 @@ def make_mesh(split: Split, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def weight_axis(path: tuple[Any, ...], shape: tuple[int, ...], chips: int) -> int:
-    """Which axis of a weight is split over all chips: its longest that divides evenly, if it is
-    large; else WHOLE.
+    """Which axis of a weight is split over all chips, of those that divide evenly; WHOLE if it is
+    small.
+
+    Files hold a matrix [in, out] as `out` rows, and the embedding as it is: a chip's part is a run
+    of rows, which its host reads alone (`tensors.read_part`). Of anything else it is the longest.
     """
-    first = int(len(path) > 0 and _name(path[0]) == STACKED)
+    names = [_name(key) for key in path]
+    first = int(names[:1] == [STACKED])
     if math.prod(shape[first:]) < LEAST_SPLIT:
         return WHOLE
     even = [axis for axis in range(first, len(shape)) if shape[axis] % chips == 0]
-    return max(even, key=lambda axis: shape[axis], default=WHOLE)
+    matrix = len(shape) == first + 2 and EMBEDDING not in names
+    return max(even, key=lambda axis: axis if matrix else shape[axis], default=WHOLE)
 
 
 def _name(key: Any) -> str:
@@ -120,14 +127,14 @@ def _spec(axis: int) -> PartitionSpec:
     return PartitionSpec() if axis == WHOLE else PartitionSpec(*[None] * axis, CHIPS)
 
 
-def placer(mesh: Mesh) -> Callable[[tuple, np.ndarray], jax.Array]:
-    """Make the function that puts one leaf on the mesh, each chip taking its part alone."""
+def placer(mesh: Mesh) -> Place:
+    """Make the function that puts one leaf on the mesh: the parts of this process' chips are read,
+    and no others.
+    """
 
-    def place(path: tuple, value: np.ndarray) -> jax.Array:
-        spec = _spec(weight_axis(path, value.shape, mesh.size))
-        return jax.make_array_from_callback(
-            value.shape, NamedSharding(mesh, spec), lambda part: value[part]
-        )
+    def place(path: tuple, shape: tuple[int, ...], read: Callable) -> jax.Array:
+        spec = _spec(weight_axis(path, shape, mesh.size))
+        return jax.make_array_from_callback(shape, NamedSharding(mesh, spec), read)
 
     return place
 
@@ -151,9 +158,10 @@ def collect(mesh: Mesh, tree: Any) -> Any:
     return jax.jit(lambda tree: tree, out_shardings=everywhere)(tree)
 
 
-def whole_placer(mesh: Mesh) -> Callable[[tuple, np.ndarray], jax.Array]:
+def whole_placer(mesh: Mesh) -> Place:
     """Make the function that puts one leaf on every chip."""
-    return lambda path, value: replicate(mesh, value)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return lambda path, shape, read: jax.make_array_from_callback(shape, everywhere, read)
 
 
 def place_columns(mesh: Mesh, latents: np.ndarray) -> jax.Array:

@@ -2,6 +2,7 @@
 catalog, its weights mean nothing.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import jax
@@ -49,11 +50,11 @@ class StandIn(Pipeline):
 
         def fill(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
             values = np.resize(self._values.astype(leaf.dtype), leaf.shape)
-            return jax.block_until_ready(place(path, values))
+            return jax.block_until_ready(place(path, values.shape, values.__getitem__))
 
         with self.stage(f"make up {part.replace('_', ' ')}"):
             return graph, jax.tree_util.tree_map_with_path(fill, weights)
 
 
-def _put(_: tuple, value: np.ndarray) -> jax.Array:
-    return jnp.asarray(value)
+def _put(_: tuple, shape: tuple[int, ...], read: Callable) -> jax.Array:
+    return jnp.asarray(read((slice(None),) * len(shape)))

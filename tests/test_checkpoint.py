@@ -17,10 +17,12 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from svgen import checkpoint
-from svgen.checkpoint import load_module, read_json, read_specs, stored_shape
+from svgen.checkpoint import load_module, read_json, read_specs
 from svgen.errors import DownloadError
-from svgen.models.keys import text_keys, transformer_keys, vae_keys
+from svgen.models.keys import Target, text_keys, transformer_keys, vae_keys
 from svgen.programs import abstract_parts
+from svgen.sharding import WHOLE, weight_axis
+from svgen.tensors import Stored, read_numbers, read_part, stored_shape
 from tests.helpers import ROOT
 
 TINY = ROOT / "tests" / "golden" / "tiny"
@@ -35,6 +37,9 @@ ROUNDING = {  # largest relative error of one rounding, 2 to the minus (bits of 
     jnp.float8_e4m3fn: 2.0**-4,
     jnp.float8_e5m2: 2.0**-3,
 }
+# Leaves that are small, and the embedding's 51 words: each chip's part may be read with the rest.
+SMALL = {"patch_in", "modulation", "bias", "embedding"}
+TURNED = {("self_attention", letter, "kernel") for letter in "qk"}  # rows of a head change places
 SMALLEST = {np.float16: 2.0**-24, jnp.float8_e4m3fn: 2.0**-9, jnp.float8_e5m2: 2.0**-16}
 
 
@@ -210,14 +215,66 @@ def test_nan_loads_and_is_left_to_the_run(folder):
 def test_every_leaf_is_placed_once_by_its_path():
     placed = {}
 
-    def place(path: tuple, array: np.ndarray) -> jax.Array:
+    def place(path: tuple, shape: tuple[int, ...], read: Callable) -> jax.Array:
         assert path not in placed
-        placed[path] = array
-        return jnp.asarray(array)
+        placed[path] = read((slice(None),) * len(shape))
+        return jnp.asarray(placed[path])
 
     abstract = abstract_parts(read_specs(TINY), jnp.float32)["vae"]
     module = load_module(TINY, "vae", abstract, keys_of(TINY, "vae"), place)
     assert placed.keys() == leaves(module).keys()
+
+
+# Parts of leaves, for the chips of one host
+
+
+@pytest.mark.parametrize("chips", [2, 4, 8])
+@pytest.mark.parametrize("part", ["text_encoder", "transformer"])
+def test_parts_for_the_chips_are_the_leaf_and_each_number_is_read_once(part, chips, monkeypatch):
+    counts = []
+
+    def counting(stored: Stored, first: int, size: int) -> np.ndarray:
+        counts.append(size)
+        return read_numbers(stored, first, size)
+
+    def place(path: tuple, shape: tuple[int, ...], read: Callable) -> jax.Array:
+        whole = read((slice(None),) * len(shape))
+        axis = weight_axis(path, shape, chips)
+        counts.clear()
+        for chip in range(chips if axis != WHOLE else 0):
+            size = shape[axis] // chips
+            index = [slice(None)] * len(shape)
+            index[axis] = slice(chip * size, (chip + 1) * size)
+            assert np.array_equal(read(tuple(index)), whole[tuple(index)])
+        if counts and not SMALL & set(path):
+            read_again[path] = sum(counts) / whole.size
+        return jnp.asarray(whole)
+
+    read_again = {}
+    monkeypatch.setattr("svgen.tensors.read_numbers", counting)
+    monkeypatch.setattr("svgen.sharding.LEAST_SPLIT", 200)
+    abstract = abstract_parts(read_specs(TINY), jnp.float32)[part]
+    load_module(TINY, part, abstract, keys_of(TINY, part), place)
+    assert len(read_again) >= 5
+    turned = [path for path in read_again if path[1:] in TURNED]
+    assert all(read_again.pop(path) < 2 for path in turned)  # up to two heads more, each time
+    assert set(read_again.values()) == {1.0}
+
+
+def test_part_of_a_matrix_stored_as_it_is_used_is_its_rows(tmp_path, monkeypatch):
+    path = tmp_path / "matrix"
+    np.arange(51 * 4, dtype=np.float32).tofile(path)
+    spans = []
+
+    def spying(stored: Stored, first: int, size: int) -> np.ndarray:
+        spans.append((first, size))
+        return read_numbers(stored, first, size)
+
+    monkeypatch.setattr("svgen.tensors.read_numbers", spying)
+    matrix = Stored(path, "F32", (51, 4), 0)
+    found = read_part(matrix, Target(path=("embedding",)), (slice(17, 34), slice(None)))
+    assert np.array_equal(found, np.arange(17 * 4, 34 * 4).reshape(17, 4))
+    assert spans == [(17 * 4, 17 * 4)]
 
 
 # Which files are read

@@ -57,7 +57,9 @@ def lowered(split: Split | None, setting: Setting, steps: int = 2):
     mesh = None if split is None else make_mesh(split)
     if mesh is not None:
         place = sharding.placer(mesh)
-        weights = jax.tree_util.tree_map_with_path(place, weights)
+        weights = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: place(path, leaf.shape, leaf.__getitem__), weights
+        )
     rows = programs.StepTable.of(solver_table(steps, 5.0))
     state = start_state(jnp.asarray(noise))
     fixed = (jnp.asarray(text), rows, jnp.float32(3), jnp.uint32(5))
@@ -124,15 +126,18 @@ def test_each_chip_holds_its_part_of_the_weights():
 @pytest.mark.parametrize(
     ("path", "shape", "axis"),
     [
-        (("layers", "q"), (30, 1536, 1536), 1),
+        (("layers", "q"), (30, 1536, 1536), 2),
         (("layers", "mlp_in"), (30, 1536, 8960), 2),
+        (("layers", "mlp_out"), (30, 8960, 1536), 2),
+        (("layers", "narrow"), (30, 1536, 12), 1),
         (("layers", "scale"), (30, 1536), WHOLE),
         (("layers", "odd"), (32, 1025, 1027), WHOLE),
         (("patch_in",), (64, 1536), 1),
+        (("embedding",), (256384, 4096), 0),
         (("bias",), (1536,), WHOLE),
     ],
 )
-def test_longest_even_axis_of_a_large_weight_is_split(path, shape, axis):
+def test_large_weight_is_split_along_an_even_axis(path, shape, axis):
     assert weight_axis(path, shape, 8) == axis
 
 

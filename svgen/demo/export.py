@@ -11,10 +11,10 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import save_file
 
-from svgen.checkpoint import arrange, stored_shape
 from svgen.config import ModelSpecs, TextSpec, TransformerSpec, VaeSpec
 from svgen.demo.vocabulary import TOKENIZER_CLASS, write_tokenizer
 from svgen.models.keys import Target, text_keys, transformer_keys, vae_keys
+from svgen.tensors import arrange, stored_shape
 
 SCHEDULER = {
     "_class_name": "UniPCMultistepScheduler",

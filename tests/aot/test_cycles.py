@@ -15,6 +15,7 @@ import jax
 import pytest
 
 from svgen import cycles
+from svgen.kernels import splash
 from tests.aot import compile_attention
 
 pytestmark = [
@@ -73,6 +74,7 @@ def test_kernels_compile_for_other_chips():
     ]
     for found in run(COUNT, cases):
         assert found["temporaries"] < TEMPORARIES
+        assert found["per_pairs"] > cycles.roof(cycles.Case(chip=found["chip"]))
 
 
 def test_jax_splash_is_counted_where_memory_is_small():
@@ -87,6 +89,22 @@ def test_whole_call_moves_no_tokens():
     assert found["kernels"] == 7
     assert found["moves"] == []
     assert found["temporaries"] < TEMPORARIES
+
+
+@pytest.mark.parametrize(
+    ("chip", "head_size", "cycles_"), [("v6e", 128, 1536), ("v6e", 64, 1280), ("v5e", 128, 4096)]
+)
+def test_matrix_units_take_their_time(chip, head_size, cycles_):
+    assert cycles.roof(cycles.Case(chip=chip, head_size=head_size)) == cycles_
+
+
+def test_visits_take_as_long_as_the_matrix_units():
+    case = cycles.Case(chip="v5e", positions=14400)
+    table, _, _ = cycles.build(case)
+    bodies = [10] + [1000] * len(splash.sources(table)) + [20]
+    found = cycles.predict(case, table, sum(bodies) + 30, bodies)
+    assert found["visit"][0] == 1000
+    assert 4096 < found["per_pairs"] < 4300
 
 
 def test_bodies_are_found_when_regions_nest_and_repeat(tmp_path):

@@ -11,11 +11,12 @@ from flax import nnx
 
 from svgen import programs
 from svgen.catalog import read_sampling
-from svgen.checkpoint import arrange, load_module, read_specs, stored_shape
+from svgen.checkpoint import load_module, read_specs
 from svgen.config import ModelSpecs
 from svgen.demo.export import sampling_json, upstream, write_checkpoint
 from svgen.demo.sizes import SAMPLING, TEXT, TRANSFORMER, VAE
 from svgen.models.keys import Target, text_keys, transformer_keys, vae_keys
+from svgen.tensors import arrange, stored_shape
 
 SPECS = ModelSpecs(
     text=replace(TEXT, layers=1),

@@ -43,8 +43,8 @@ def upstream_shapes(part: str) -> dict[str, tuple[int, ...]]:
     from flax import nnx
 
     from svgen import programs
-    from svgen.checkpoint import stored_shape
     from svgen.models.keys import text_keys, transformer_keys
+    from svgen.tensors import stored_shape
 
     module = programs.abstract_parts(SPEC, jnp.bfloat16)[part]
     leaves = dict(nnx.to_flat_state(nnx.state(module)))

@@ -1,4 +1,5 @@
-"""Block sizes, chosen by the static count (tests/aot/tune.py). They change speed only.
+"""Block sizes, chosen by the static count on each chip (tests/aot/tune.py; NOTES.md has what was
+tried). They change speed only.
 
 Sides of contiguous tiles, and how many rows strided ones should have, are data, per kind of chip.
 For a geometry, strided tiles take as many positions as come near to that number of rows and leave
@@ -29,17 +30,12 @@ class Chip:
 
 
 CHIPS = {
-    "v4": Chip(  # 16 MiB of VMEM
-        queries=2048,
-        keys=1024,
-        strided_queries=1024,
-        strided_keys=2048,
-        blocks=Blocks(strip=512),
-    ),
-    "v5e": Chip(),
-    "v5p": Chip(),
+    # 16 MiB of VMEM
+    "v4": Chip(queries=2048, keys=1024, strided_queries=2048, strided_keys=1024),
+    "v5e": Chip(queries=2048),
+    "v5p": Chip(queries=2048),
     "v6e": Chip(),
-    "tpu7x": Chip(),
+    "tpu7x": Chip(queries=2048),
 }
 DEVICE_KINDS = {  # as `jax.Device.device_kind` has it
     "TPU v4": "v4",

@@ -20,7 +20,7 @@ from svgen.cli.output import NORMAL, Console
 from svgen.cli.stopping import Stop, stopping_between_steps
 from svgen.cli.watch import Watch
 from svgen.config import Request
-from svgen.errors import SvgenError
+from svgen.errors import NumericalError, SvgenError
 from svgen.hub.source import DEMO_NAME
 from svgen.partial import write_error
 from svgen.resume import latents_path, load_state, save_latents, save_state, state_path
@@ -219,6 +219,21 @@ class Saved:
             problem.hint = f"{problem.hint}; {again}" if problem.hint else again
         return problem
 
+    @contextmanager
+    def good_kept(self) -> Iterator[None]:
+        """Save the last good state of a block whose numbers go bad, and say where it is."""
+        try:
+            yield
+        except NumericalError as error:
+            step = int(error.state.step) if error.state is not None else 0
+            if step:
+                self.write(error.state)
+                error.details["state"] = str(self.path)
+                kept = f"the good latents after step {step} are kept in {self.path}"
+                error.hint += f"; {kept}, and the same command with --seed "
+                error.hint += f"{self.request.seed} goes on from them"
+            raise
+
     def delete(self) -> None:
         """Sweep up after a run that has ended well."""
         with suppress(OSError):
@@ -240,7 +255,7 @@ def denoise(
     start, others = time.perf_counter(), sum(console.timings.values())
     latents, calls = begin.latents if begin else None, np.zeros(len(ROUTES), np.int64)
     stop = None
-    with console.bar(request.steps, "denoise") as bar, ExitStack() as signals:
+    with console.bar(request.steps, "denoise") as bar, saved.good_kept(), ExitStack() as signals:
         if done:
             bar.update(done)
         for step in pipeline.denoise(request, text, begin):

@@ -33,6 +33,7 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "hub": {"catalog", "config", "errors"},
     "video": LEAVES | {"partial", "recipe"},
     "quality": set(),
+    "memory": LEAVES | {"programs", "sharding"},
     "numerics": {"errors"},
     "processes": set(),
     "comparison": LEAVES | {"attention", "pipeline", "quality"},

@@ -16,6 +16,7 @@ import numpy as np
 from svgen import __version__
 from svgen.cli.endings import explain
 from svgen.cli.hosts import PeerWatch, lost, shared_state
+from svgen.cli.memory import advised, check_memory
 from svgen.cli.output import NORMAL, Console
 from svgen.cli.stopping import Stop, stopping_between_steps
 from svgen.cli.watch import Watch
@@ -69,6 +70,7 @@ def opened(console: Console, run: "Run", options: Mapping[str, Any]) -> "Pipelin
         return run.pipeline
     pipeline = open_fetched(console, run.model, run.request.dtype, options)
     pipeline.check(run.request)
+    check_memory(run.model, pipeline, run.request)
     pipeline.check_files()
     return pipeline
 
@@ -346,7 +348,7 @@ def make_video(
     """
     team = team or Team(console)
     saved = Saved(console, state_path(target, request), request, team)
-    with team.watched(saved):
+    with team.watched(saved), advised(pipeline, request):
         latents, calls = denoise(console, pipeline, request, saved, text)
         if not team.writes:
             for _ in pipeline.decode(latents, request):

@@ -29,8 +29,8 @@ EMBED, DENOISE, DECODE = "embed", "denoise", "decode"
 STATE = 4  # arrays of a `DenoiseState`, float32 like the latents
 FLOAT32 = 4  # bytes
 # What a run takes over what is counted: of weights, for what lies between them; of tensors, for all
-# the others that live at the same time.
-OVER_WEIGHTS, OVER_TENSORS = 1.1, 5.5
+# the others that live at the same time; and of the host, for the compiler.
+OVER_WEIGHTS, OVER_TENSORS, COMPILER = 1.1, 5.5, 2**28
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,8 @@ class Need:
     @property
     def likely(self) -> int:
         """What a run hardly exceeds."""
-        return int(OVER_WEIGHTS * (self.fixed + self.leaf) + OVER_TENSORS * self.moving)
+        numbers = OVER_WEIGHTS * (self.fixed + self.leaf) + OVER_TENSORS * self.moving
+        return int(numbers) + COMPILER
 
 
 def needs_of(

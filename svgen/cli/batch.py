@@ -35,7 +35,7 @@ from svgen.cli.planning import (
 from svgen.cli.prompts import SHOWN_LETTERS, read_text
 from svgen.cli.settings import FLAG, KINDS, kinds_of, options_of
 from svgen.config import Request
-from svgen.errors import InternalError, Interrupted, SvgenError, UsageError
+from svgen.errors import InternalError, Interrupted, NumericalError, SvgenError, UsageError
 from svgen.recipe import read_recipe
 
 if TYPE_CHECKING:
@@ -316,7 +316,15 @@ def _surviving(failed: dict[int, SvgenError], item: Item) -> Iterator[None]:
     except Interrupted:
         raise
     except Exception as error:
-        failed[item.line] = explain(error)
+        failed[item.line] = _alone(explain(error))
+
+
+def _alone(problem: SvgenError) -> SvgenError:
+    """An error without the calls that it passed through: they hold weights, latents and frames."""
+    problem.__traceback__ = problem.__cause__ = problem.__context__ = None
+    if isinstance(problem, NumericalError):
+        problem.state = None
+    return problem
 
 
 def _make(console: Console, item: Item, pipeline: "Pipeline", text: Any) -> dict[str, Any]:

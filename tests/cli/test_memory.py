@@ -199,16 +199,16 @@ def generate(capsys, monkeypatch, tmp_path):
 
 
 def test_run_that_cannot_fit_is_refused_before_loading(generate):
-    code, body = generate(0.3, "--res", "1280x720")
+    code, body = generate(0.7, "--res", "1280x720")
     assert (code, body["error"]["code"]) == (7, "E_MEMORY")
     sizes = [one["res"] for one in body["error"]["details"]["would_fit"] if "res" in one]
     assert sizes
-    code, body = generate(0.3, "--res", sizes[0], "--dry-run")
+    code, body = generate(0.7, "--res", sizes[0], "--dry-run")
     assert code == 0 and not any("memory" in text for text in body["warnings"])
 
 
 def test_dry_run_warns_of_another_machine(generate):
-    code, body = generate(0.3, "--res", "1280x720", "--dry-run")
+    code, body = generate(0.7, "--res", "1280x720", "--dry-run")
     assert (code, body["error"]) == (0, None)
     assert any("GiB of memory are needed at least" in text for text in body["warnings"])
 

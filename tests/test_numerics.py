@@ -1,5 +1,6 @@
 """NaN and infinity are found where they begin: each stage, each branch, on one chip and on two."""
 
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from svgen.cli import run
 from svgen.cli.execution import Saved, Team, denoise, make_video
 from svgen.cli.output import Console
 from svgen.errors import NumericalError
@@ -87,6 +89,19 @@ def texts():
         name: jnp.asarray(text).at[jnp.asarray(bad, jnp.int32)].set(jnp.float32(3e38))
         for name, bad in rows.items()
     }
+
+
+def test_video_that_is_black_is_a_warning_in_the_result(tmp_path, capsys):
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    file = folder / "vae" / FILES["vae"]
+    tensors = load_file(file)
+    tensors["decoder.conv_out.weight"][:], tensors["decoder.conv_out.bias"][:] = 0, -9
+    save_file(tensors, file, {"format": "pt"})
+    flags = ("--model", str(folder), "--res", "32x32", "--frames", "1", "--steps", "1", "--json")
+    assert run(["generate", "a red ball", "-o", str(tmp_path / "x.mp4"), *flags]) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert warning.startswith("every frame is black")
 
 
 @pytest.fixture(scope="module", params=MESHES)

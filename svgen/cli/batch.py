@@ -333,6 +333,7 @@ def _make(console: Console, item: Item, pipeline: "Pipeline", text: Any) -> dict
 
     request, options, recipe = item.run.request, item.options, None
     console.note(f"line {item.line}: seed {request.seed}, {item.run.output}")
+    told = len(console.warnings)
     if not options["no_metadata"]:
         recipe = recipe_of(request, with_prompt=not options["no_prompt_metadata"])
     written, _, calls = make_video(
@@ -345,7 +346,7 @@ def _make(console: Console, item: Item, pipeline: "Pipeline", text: Any) -> dict
         recipe=recipe,
         overwrite=options["overwrite"],
     )
-    return {"bytes": written.size_bytes, "calls": calls}
+    return {"bytes": written.size_bytes, "calls": calls, "warnings": console.warnings[told:]}
 
 
 def _row(item: Item, state: str) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def test_item_that_fails_stops_no_other_and_is_made_by_a_rerun(batch, tmp_path, 
     flags = ("--steps", "1", "--seed", "7", "-o", "{index}-{seed}.mp4")
     with monkeypatch.context() as patch:
         patch.setattr(svgen.cli.execution, "make_video", failing)
+        patch.setattr("svgen.cli.watch.Watch.warnings", lambda _: ["it is black"])
         code, body = batch(LINES, *flags)
     assert (code, body["ok"], body["error"]["code"]) == (1, False, "E_PARTIAL")
     assert body["error"]["details"]["lines"] == [2]
@@ -59,6 +60,7 @@ def test_item_that_fails_stops_no_other_and_is_made_by_a_rerun(batch, tmp_path, 
         (3, "done", "2-40.mp4", 40),
     ]
     assert rows[1]["error"]["code"] == "E_WRITE"
+    assert rows[0]["warnings"] == ["it is black"]
     assert read_recipe(tmp_path / "a.mp4")["request"] == rows[0]["request"]
     first = (tmp_path / "a.mp4").stat().st_mtime_ns
 

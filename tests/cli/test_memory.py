@@ -15,12 +15,15 @@ from flax import nnx
 from svgen import programs
 from svgen.cli import run
 from svgen.cli.endings import explain
+from svgen.cli.execution import make_video
 from svgen.cli.memory import Memory, advised, check_memory
+from svgen.cli.output import Console
 from svgen.cli.room import GIB, host_room
 from svgen.errors import OutOfMemory
 from svgen.grid import RESOLUTIONS, WAN21, grid_of
 from svgen.memory import FLOAT32, cache_cells, needs_of
 from svgen.pipeline import Pipeline
+from svgen.resume import load_state, state_path
 from svgen.shapes import SPECS
 from svgen.sharding import Split
 from tests.cli.test_execution import REQUEST, TINY
@@ -233,6 +236,25 @@ def test_memory_that_runs_out_is_answered_with_settings_that_fit(exhaust):
     settings = problem.details["would_fit"]
     assert settings and all(set(one) <= {"res", "frames", "dtype"} for one in settings)
     assert "--res " in problem.hint
+
+
+def test_memory_that_runs_out_between_two_steps_loses_nothing_that_was_saved(tmp_path, monkeypatch):
+    pipeline, target = Pipeline(TINY), tmp_path / "x.mp4"
+    steps = pipeline.denoise
+
+    def failing(*arguments):
+        yield next(steps(*arguments))
+        jnp.zeros(1 << 48, jnp.uint8)
+
+    monkeypatch.setattr(pipeline, "denoise", failing)
+    monkeypatch.setattr("svgen.cli.execution.SAVE_EVERY_S", 0.0)
+    text = jnp.zeros((2, 64, 32), jnp.float32)
+    with pytest.raises(OutOfMemory) as caught:
+        console = Console("generate", verbosity=-2)
+        make_video(console, pipeline, REQUEST, target, keep_latents=False, text=text)
+    assert caught.value.code == "E_MEMORY"
+    state = load_state(state_path(target, REQUEST), REQUEST, pipeline.latents_shape(REQUEST))
+    assert int(state["step"]) == 1
 
 
 def test_other_errors_pass_as_they_are():

@@ -130,7 +130,7 @@ def plan_run(
     output = problems.get(lambda: place(options, resolved.request, sized=sized))
     if pipeline:
         _check_on_disk(problems, pipeline, resolved.request)
-    if sized and device:
+    if sized and device and not machine:  # of a machine that will not do, nothing is counted
         memory = Collected()
         memory.get(lambda: check_memory(model, pipeline, resolved.request, options["mesh"]))
         (machine if options["dry_run"] else problems).extend(memory)

@@ -178,12 +178,14 @@ def test_busy_tpu_says_who_holds_it_and_since_when(machine, text):
 
 
 def test_real_process_has_a_name_a_command_and_a_start():
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", "print(flush=True);input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout.readline(), "it runs"
     own, other = process_of(os.getpid()), process_of(child.pid)
     child.communicate(b"\n")
     assert own.since <= other.since
     assert abs(other.since - time.time()) < 600, "in seconds since the epoch"
-    assert other.command == f"{os.path.basename(sys.executable)} -c input()"
+    assert other.command == f"{os.path.basename(sys.executable)} -c print(flush=True);input()"
     assert process_of(2**30).since is None
 
 

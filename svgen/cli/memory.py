@@ -92,7 +92,7 @@ class Memory:
         if not lacks:
             return
         lack = lacks[0]
-        settings = self.settings(request)
+        settings = [] if stages else self.settings(request)  # what is made already has its size
         raise OutOfMemory(
             "E_MEMORY",
             f"{_gib(lack.needed)} GiB of {NAMES[lack.place]} are needed at least, "

@@ -184,6 +184,13 @@ def test_nothing_that_fits_is_said_too():
     assert "more memory" in caught.value.hint and "SVGEN_MEMORY_GIB" in caught.value.hint
 
 
+def test_decoding_alone_needs_less_and_offers_no_other_size():
+    memory(10).check(WAN, "decode")
+    with pytest.raises(OutOfMemory) as caught:
+        memory(3).check(WAN, "decode")
+    assert (caught.value.details["stage"], caught.value.details["would_fit"]) == ("decode", [])
+
+
 @pytest.fixture
 def generate(capsys, monkeypatch, tmp_path):
     """Run `generate` in this process with so much memory; weights may not be loaded."""

@@ -94,6 +94,7 @@ class NumericalError(SvgenError):
     """NaN or infinity in the numbers of a run."""
 
     exit_code = 8
+    state: Any = None  # the last good one, of a run that has taken a step
 
 
 class Interrupted(SvgenError):

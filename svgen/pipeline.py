@@ -26,9 +26,10 @@ from svgen.attention.attend import Setting, chip_of
 from svgen.attention.mass import View
 from svgen.checkpoint import check_module, load_module, read_specs
 from svgen.config import ModelSpecs, Request
-from svgen.errors import DownloadError, NumericalError, SvgenError, UsageError, raise_all
+from svgen.errors import DownloadError, SvgenError, UsageError, raise_all
 from svgen.grid import Grid, Rules, frames_problem, grid_of, size_problem
 from svgen.models.keys import Target, text_keys, transformer_keys, vae_keys
+from svgen.numerics import bad_frames, bad_step, bad_text
 from svgen.scheduler import DenoiseState, solver_table, start_state
 from svgen.sharding import (
     Split,
@@ -228,8 +229,9 @@ class Pipeline:
                 arguments = replicate(mesh, arguments)
             text = programs.embed(graph, weights, *arguments, mesh=mesh)
             text.block_until_ready()
-        if not bool(jnp.isfinite(text).all()):
-            raise _not_finite("the text embeddings", "the text encoder's weights may hold NaN")
+        bad = bad_text(np.asarray(jnp.isfinite(text).all(axis=(1, 2))))
+        if bad:
+            raise bad
         del weights
         gc.collect()
         return text
@@ -246,7 +248,7 @@ class Pipeline:
         """Denoise from `start` (default: the request's noise), yielding every step.
 
         A yielded state is valid until the next one is asked for: its buffers are reused. Raises
-        NumericalError after the first step whose latents are not finite.
+        NumericalError at the first step whose latents are not finite, with the state before it.
         """
         weights, step, state, fixed, mesh = self._ready(request, text, start)
         for index in range(int(state.step), request.steps):
@@ -255,10 +257,8 @@ class Pipeline:
             if mesh is not None:
                 found = found._replace(record=collect(mesh, found.record))
             if not bool(found.finite):
-                where = f"the latents after step {index + 1} of {request.steps}"
-                raise _not_finite(
-                    where, "the transformer's weights may hold NaN, or --dtype is too narrow"
-                )
+                branches = np.asarray(found.branches)
+                raise bad_step(branches, index + 1, request.steps, state)
             yield found
         del weights, step
         gc.collect()
@@ -331,20 +331,13 @@ class Pipeline:
         mesh = self._mesh(request)
         graph, weights = self._load("vae", mesh)
         z = jnp.asarray(latents) if mesh is None else place_columns(mesh, latents)
+        done = 0
         for frames, finite in programs.decode(graph, weights, z):
             if mesh is not None:
                 frames = collect(mesh, frames)
             if not bool(finite):
-                raise _not_finite("the decoded frames", "the VAE's weights may hold NaN")
+                raise bad_frames(done + 1, done + frames.shape[1])
+            done += frames.shape[1]
             yield np.asarray(frames[0])
         del weights
         gc.collect()
-
-
-def _not_finite(what: str, hint: str) -> SvgenError:
-    return NumericalError(
-        "E_NAN",
-        f"{what} hold NaN or infinity",
-        why="every video made from them would be black or noise",
-        hint=f"{hint}; `svgen models verify NAME` checks the files",
-    )

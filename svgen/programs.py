@@ -113,11 +113,12 @@ def embed(
 
 
 class Step(NamedTuple):
-    """What one denoising step gives."""
+    """What one denoising step gives. One that goes bad leaves the state as it was."""
 
     state: DenoiseState
-    finite: jax.Array  # bool []: whether its latents are
+    finite: jax.Array  # bool []: whether the latents are that it came to
     record: Record  # of the attention, stacked over layers: how each head ran
+    branches: jax.Array  # bool [B]: whether the velocity of each branch is finite
 
 
 @partial(jax.jit, static_argnames=("graph", "setting", "mesh"), donate_argnames=("state",))
@@ -142,7 +143,7 @@ def denoise_step(
     if mesh is None:
         return _step((graph, setting), weights, inputs)
     everywhere = P()
-    given = Step(everywhere, everywhere, Record(HEADS, HEADS, everywhere))
+    given = Step(everywhere, everywhere, Record(HEADS, HEADS, everywhere), everywhere)
     return _on_mesh(mesh, _step, given)((graph, setting), weights, inputs)
 
 
@@ -199,11 +200,15 @@ def _step(
     attend = make(setting, _token_shape(model.spec, state.latents), seed=seed, step=row)
     velocity, record = _predict(model, inputs, attend, layout)
     velocity = layout.join_branches(velocity)
+    branches = jnp.isfinite(velocity).all(axis=(1, 2, 3, 4))
     if velocity.shape[0] == 2 * items:
         wanted, unwanted = jnp.split(velocity, 2)
         velocity = unwanted + guidance * (wanted - unwanted)
-    state = update(state, velocity, table.sigmas[row], table.correct[row], table.predict[row])
-    return Step(state, jnp.isfinite(state.latents).all(), record)
+    after = update(state, velocity, table.sigmas[row], table.correct[row], table.predict[row])
+    finite = jnp.isfinite(after.latents).all()
+    # The buffers of `state` are reused: here is the last chance to keep what was good.
+    state = jax.tree.map(partial(jnp.where, finite), after, state)
+    return Step(state, finite, record, branches)
 
 
 def _look(

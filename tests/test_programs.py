@@ -78,7 +78,8 @@ TINY = ModelSpecs(
 )
 
 
-def tiny_step(text: jax.Array, guidance: float, setting=programs.DENSE, seed=0):
+def tiny_parts():
+    """The weights of a small transformer, and the state that its run begins with."""
     grid = grid_of(32, 32, 5, Rules.of(TINY.transformer, TINY.vae))
     abstract = programs.abstract_parts(TINY, jnp.float32)["transformer"]
     graph, weights = nnx.split(abstract)
@@ -88,6 +89,15 @@ def tiny_step(text: jax.Array, guidance: float, setting=programs.DENSE, seed=0):
     )
     shape = (1, grid.latent_frames, grid.rows, grid.columns, 4)
     state = start_state(jnp.asarray(rng.normal(size=shape), jnp.float32))
+    return graph, weights, state
+
+
+def tiny_start():
+    return tiny_parts()[2]
+
+
+def tiny_step(text: jax.Array, guidance: float, setting=programs.DENSE, seed=0):
+    graph, weights, state = tiny_parts()
     rows = programs.StepTable.of(solver_table(4, 5.0))
     fixed = (text, rows, jnp.float32(guidance), jnp.uint32(seed))
     return programs.denoise_step(graph, weights, state, *fixed, setting=setting)
@@ -100,19 +110,35 @@ def test_guidance_mixes_the_two_branches():
     other = tiny_step(unwanted, 1.0).state
     both = jnp.concatenate([wanted, unwanted])
     for guidance in (1.0, 3.0):
-        mixed, finite, _ = tiny_step(both, guidance)
+        mixed, finite, _, branches = tiny_step(both, guidance)
         # The first step is linear in the velocity, so the latents mix like the velocities.
         expected = other.latents + guidance * (alone.latents - other.latents)
-        assert bool(finite)
+        assert bool(finite) and branches.tolist() == [True, True]
         assert jnp.abs(alone.latents - other.latents).max() > 0.01
         np.testing.assert_allclose(mixed.latents, expected, rtol=0, atol=1e-4)
 
 
-def test_step_reports_what_is_not_finite():
-    text = jnp.zeros((1, 64, 16), jnp.float32).at[0, 0, 0].set(jnp.nan)
-    made = tiny_step(text, 1.0)
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+@pytest.mark.parametrize("rows", [[0], [1], [0, 1]])
+def test_step_says_which_branch_is_not_finite_and_keeps_the_state(rows, bad):
+    rng = np.random.default_rng(3)
+    text = jnp.asarray(rng.normal(size=(2, 64, 16)), jnp.float32)
+    good = tiny_step(text, 3.0)
+    made = tiny_step(text.at[jnp.asarray(rows), 0, 0].set(bad), 3.0)
     assert not bool(made.finite)
-    assert int(made.state.step) == 1
+    assert made.branches.tolist() == [row not in rows for row in range(2)]
+    assert int(made.state.step) == 0 and int(good.state.step) == 1
+    begun = tiny_start()
+    for kept, was in zip(made.state, begun, strict=True):
+        np.testing.assert_array_equal(kept, was)
+    assert not np.array_equal(good.state.latents, begun.latents)
+
+
+def test_step_whose_guidance_overflows_blames_no_branch():
+    rng = np.random.default_rng(4)
+    text = jnp.asarray(rng.normal(size=(2, 64, 16)), jnp.float32)
+    made = tiny_step(text, np.inf)
+    assert (bool(made.finite), made.branches.tolist()) == (False, [True, True])
 
 
 def test_step_attends_as_its_setting_says():

@@ -35,7 +35,7 @@ from svgen.cli.planning import (
 from svgen.cli.prompts import SHOWN_LETTERS, read_text
 from svgen.cli.settings import FLAG, KINDS, kinds_of, options_of
 from svgen.config import Request
-from svgen.errors import InternalError, Interrupted, SvgenError, UsageError
+from svgen.errors import InternalError, Interrupted, NumericalError, SvgenError, UsageError
 from svgen.recipe import read_recipe
 
 if TYPE_CHECKING:
@@ -316,7 +316,15 @@ def _surviving(failed: dict[int, SvgenError], item: Item) -> Iterator[None]:
     except Interrupted:
         raise
     except Exception as error:
-        failed[item.line] = explain(error)
+        failed[item.line] = _alone(explain(error))
+
+
+def _alone(problem: SvgenError) -> SvgenError:
+    """An error without the calls that it passed through: they hold weights, latents and frames."""
+    problem.__traceback__ = problem.__cause__ = problem.__context__ = None
+    if isinstance(problem, NumericalError):
+        problem.state = None
+    return problem
 
 
 def _make(console: Console, item: Item, pipeline: "Pipeline", text: Any) -> dict[str, Any]:
@@ -325,6 +333,7 @@ def _make(console: Console, item: Item, pipeline: "Pipeline", text: Any) -> dict
 
     request, options, recipe = item.run.request, item.options, None
     console.note(f"line {item.line}: seed {request.seed}, {item.run.output}")
+    told = len(console.warnings)
     if not options["no_metadata"]:
         recipe = recipe_of(request, with_prompt=not options["no_prompt_metadata"])
     written, _, calls = make_video(
@@ -337,7 +346,7 @@ def _make(console: Console, item: Item, pipeline: "Pipeline", text: Any) -> dict
         recipe=recipe,
         overwrite=options["overwrite"],
     )
-    return {"bytes": written.size_bytes, "calls": calls}
+    return {"bytes": written.size_bytes, "calls": calls, "warnings": console.warnings[told:]}
 
 
 def _row(item: Item, state: str) -> dict[str, Any]:

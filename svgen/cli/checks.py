@@ -28,6 +28,7 @@ from svgen.cli.device import (
     unsafe,
 )
 from svgen.cli.endings import state_folder
+from svgen.cli.room import available_memory
 from svgen.errors import MachineError
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -242,27 +243,6 @@ def memory(root: Path = ROOT) -> list[Finding]:
         text = f"{size / GIB:.1f} GiB free in /dev/shm"
         lines.append(Finding(level=WARNING if low else OK, check="memory", text=text, fix=fix))
     return lines
-
-
-def available_memory(root: Path = ROOT) -> int | None:
-    """Bytes that this process may still take; None where the system does not say."""
-    found = []
-    for line in _text(root / "proc/meminfo").splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemAvailable":
-            found.append(int(rest.split()[0]) * 1024)
-    limit = _text(root / "sys/fs/cgroup/memory.max").strip()
-    used = _text(root / "sys/fs/cgroup/memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        found.append(max(int(limit) - int(used), 0))
-    return min(found) if found else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def folders(root: Path = ROOT) -> list[Finding]:

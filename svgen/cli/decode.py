@@ -8,6 +8,7 @@ import click
 import numpy as np
 
 from svgen.cli.device import prepare_jax
+from svgen.cli.memory import Memory
 from svgen.cli.options import device_option, help_all_option, rare_option, with_console
 from svgen.cli.output import Console
 from svgen.cli.planning import STDOUT, Collected, open_pipeline, plan_output
@@ -82,6 +83,7 @@ def _check(latents: np.ndarray, request: Request, pipeline: "Pipeline") -> None:
             why="every frame decoded from them would be black or noise",
             hint="generate the video again",
         )
+    Memory.now(pipeline.specs, pipeline.split(request)).check(request, "decode")
 
 
 @click.command(cls=Configured)

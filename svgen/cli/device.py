@@ -9,13 +9,15 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from svgen.cli.hosts import Hosts, meet
 from svgen.errors import MachineError
+from svgen.processes import UNKNOWN, Process, process_of
 
 ROOT = Path("/")
 GOOGLE_PCI_VENDOR = "0x1ae0"
@@ -53,12 +55,16 @@ class Choice:
 class Holder:
     """A process that has a TPU chip open."""
 
-    pid: int
-    name: str
+    process: Process
     user_id: int
 
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        return self.process.pid
+
     def __str__(self) -> str:
-        return f"{self.name} (pid {self.pid})"
+        return str(self.process)
 
 
 def tpu_chips(root: Path = ROOT) -> list[str]:
@@ -88,8 +94,9 @@ def tpu_holders(root: Path = ROOT) -> list[Holder]:
     found = []
     for process in (root / "proc").glob("[0-9]*"):
         if process.name != own and any(_is_chip(link) for link in _open_files(process)):
-            name, owner = _read(process / "comm") or "?", process.stat().st_uid
-            found.append(Holder(pid=int(process.name), name=name, user_id=owner))
+            with suppress(OSError):  # it has just ended
+                owner = process.stat().st_uid
+                found.append(Holder(process=process_of(int(process.name), root), user_id=owner))
     return sorted(found, key=lambda holder: holder.pid)
 
 
@@ -254,8 +261,10 @@ def _start_problem(text: str, platform: str, root: Path) -> MachineError:
     named = re.search(r"in use by process with pid (\d+)", text)
     if not holders and not any(sign in text for sign in BUSY):
         return no_tpu(line)
-    pids = [holder.pid for holder in holders] or ([int(named[1])] if named else [])
-    who = ", ".join(map(str, holders)) or (f"pid {pids[0]}" if pids else "another process")
+    found = [holder.process for holder in holders]
+    found = found or ([process_of(int(named[1]), root)] if named else [])
+    pids, known = [one.pid for one in found], [one for one in found if one.name != UNKNOWN]
+    who = ", ".join(map(str, known)) or (f"pid {pids[0]}" if pids else "another process")
     lock = f"/{LOCK_FILE}"
     stale = f"if no process uses the TPU, remove {lock}"
     return MachineError(
@@ -265,7 +274,7 @@ def _start_problem(text: str, platform: str, root: Path) -> MachineError:
         hint=f"wait for it, or end it with `kill {pids[0]}`"
         if pids
         else f"`svgen doctor`; {stale}",
-        details={"pids": pids},
+        details={"pids": pids, **({"holders": [asdict(one) for one in known]} if known else {})},
     )
 
 

@@ -16,11 +16,12 @@ import numpy as np
 from svgen import __version__
 from svgen.cli.endings import explain
 from svgen.cli.hosts import PeerWatch, lost, shared_state
+from svgen.cli.memory import advised, check_memory
 from svgen.cli.output import NORMAL, Console
 from svgen.cli.stopping import Stop, stopping_between_steps
 from svgen.cli.watch import Watch
 from svgen.config import Request
-from svgen.errors import SvgenError
+from svgen.errors import NumericalError, SvgenError
 from svgen.hub.source import DEMO_NAME
 from svgen.partial import write_error
 from svgen.resume import latents_path, load_state, save_latents, save_state, state_path
@@ -69,6 +70,7 @@ def opened(console: Console, run: "Run", options: Mapping[str, Any]) -> "Pipelin
         return run.pipeline
     pipeline = open_fetched(console, run.model, run.request.dtype, options)
     pipeline.check(run.request)
+    check_memory(run.model, pipeline, run.request)
     pipeline.check_files()
     return pipeline
 
@@ -219,6 +221,21 @@ class Saved:
             problem.hint = f"{problem.hint}; {again}" if problem.hint else again
         return problem
 
+    @contextmanager
+    def good_kept(self) -> Iterator[None]:
+        """Save the last good state of a block whose numbers go bad, and say where it is."""
+        try:
+            yield
+        except NumericalError as error:
+            step = int(error.state.step) if error.state is not None else 0
+            if step:
+                self.write(error.state)
+                error.details["state"] = str(self.path)
+                kept = f"the good latents after step {step} are kept in {self.path}"
+                error.hint += f"; {kept}, and the same command with --seed "
+                error.hint += f"{self.request.seed} goes on from them"
+            raise
+
     def delete(self) -> None:
         """Sweep up after a run that has ended well."""
         with suppress(OSError):
@@ -240,7 +257,7 @@ def denoise(
     start, others = time.perf_counter(), sum(console.timings.values())
     latents, calls = begin.latents if begin else None, np.zeros(len(ROUTES), np.int64)
     stop = None
-    with console.bar(request.steps, "denoise") as bar, ExitStack() as signals:
+    with console.bar(request.steps, "denoise") as bar, saved.good_kept(), ExitStack() as signals:
         if done:
             bar.update(done)
         for step in pipeline.denoise(request, text, begin):
@@ -331,7 +348,7 @@ def make_video(
     """
     team = team or Team(console)
     saved = Saved(console, state_path(target, request), request, team)
-    with team.watched(saved):
+    with team.watched(saved), advised(pipeline, request):
         latents, calls = denoise(console, pipeline, request, saved, text)
         if not team.writes:
             for _ in pipeline.decode(latents, request):

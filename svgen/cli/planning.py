@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from svgen.catalog import read_sampling, sampling_of
 from svgen.cli.device import Device, no_tpu, prepare_jax
 from svgen.cli.hosts import hosts_of, shared_seed
+from svgen.cli.memory import check_memory
 from svgen.cli.naming import output_path
 from svgen.cli.resolve import Resolved, read_prompt, recipe_model, resolve
 from svgen.cli.settings import FLAG, rank
@@ -129,6 +130,10 @@ def plan_run(
     output = problems.get(lambda: place(options, resolved.request, sized=sized))
     if pipeline:
         _check_on_disk(problems, pipeline, resolved.request)
+    if sized and device and not machine:  # of a machine that will not do, nothing is counted
+        memory = Collected()
+        memory.get(lambda: check_memory(model, pipeline, resolved.request, options["mesh"]))
+        (machine if options["dry_run"] else problems).extend(memory)
     problems.raise_all()
     return Run(
         resolved=resolved,

@@ -292,7 +292,9 @@ class Vae(nnx.Module):
 
     def _decode(self, z: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         x, cache = self.decoder(self.from_latents(z.astype(self.dtype)), cache)
-        return jnp.clip(x.astype(jnp.float32), -1.0, 1.0), cache
+        x = x.astype(jnp.float32)
+        # Clipped, infinity would look like white or black: NaN says that it was none.
+        return jnp.where(jnp.isfinite(x), jnp.clip(x, -1.0, 1.0), jnp.nan), cache
 
     def encode_first(self, frames: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Cache]:
         """Encode a frame [B, 1, h, w, 3] -> ((mean, log variance) [B, 1, H, W, Z] each, cache)."""

@@ -1,13 +1,17 @@
 """`svgen generate --prompts`: a batch on the small checkpoint, and what its lines may hold."""
 
+import gc
 import json
+import weakref
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import svgen.cli.execution
 from svgen.cli import run
-from svgen.cli.batch import read_line
-from svgen.errors import FileError, UsageError
+from svgen.cli.batch import _surviving, read_line
+from svgen.errors import FileError, NumericalError, UsageError
 from svgen.recipe import read_recipe
 from tests.helpers import ROOT
 
@@ -45,6 +49,7 @@ def test_item_that_fails_stops_no_other_and_is_made_by_a_rerun(batch, tmp_path, 
     flags = ("--steps", "1", "--seed", "7", "-o", "{index}-{seed}.mp4")
     with monkeypatch.context() as patch:
         patch.setattr(svgen.cli.execution, "make_video", failing)
+        patch.setattr("svgen.cli.watch.Watch.warnings", lambda _: ["it is black"])
         code, body = batch(LINES, *flags)
     assert (code, body["ok"], body["error"]["code"]) == (1, False, "E_PARTIAL")
     assert body["error"]["details"]["lines"] == [2]
@@ -55,6 +60,7 @@ def test_item_that_fails_stops_no_other_and_is_made_by_a_rerun(batch, tmp_path, 
         (3, "done", "2-40.mp4", 40),
     ]
     assert rows[1]["error"]["code"] == "E_WRITE"
+    assert rows[0]["warnings"] == ["it is black"]
     assert read_recipe(tmp_path / "a.mp4")["request"] == rows[0]["request"]
     first = (tmp_path / "a.mp4").stat().st_mtime_ns
 
@@ -72,6 +78,27 @@ def test_item_that_fails_stops_no_other_and_is_made_by_a_rerun(batch, tmp_path, 
     code, body = batch(changed, *flags)
     assert (code, messages_of(body)[0][0]) == (2, "E_PROMPTS")
     assert "a.mp4 is there already" in messages_of(body)[0][1]
+
+
+@pytest.mark.parametrize("kind", [FileError, RuntimeError, NumericalError])
+def test_item_that_has_failed_holds_nothing_of_its_run(kind):
+    failed, held = {}, []
+
+    def fail():
+        latents = np.zeros(9)
+        held.append(weakref.ref(latents))
+        if kind is RuntimeError:
+            raise RuntimeError("x")
+        if kind is FileError:
+            raise FileError("E_WRITE", "x") from ValueError("y")
+        error = NumericalError("E_NAN", "x")
+        error.state = latents
+        raise error
+
+    with _surviving(failed, SimpleNamespace(line=3)):
+        fail()
+    gc.collect()
+    assert list(failed) == [3] and held[0]() is None
 
 
 def test_bad_lines_are_all_told_before_anything_is_loaded(batch, tmp_path, monkeypatch):

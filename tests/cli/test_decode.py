@@ -116,6 +116,12 @@ def test_latents_that_are_not_finite_are_an_error(latents, decoded_by):
     assert (code, body["error"]["code"]) == (2, "E_LATENTS")
 
 
+def test_memory_that_cannot_suffice_is_told_before_loading(latents, decoded_by, monkeypatch):
+    monkeypatch.setenv("SVGEN_MEMORY_GIB", "0.0001")
+    code, body = decoded_by(latents())
+    assert (code, body["error"]["code"]) == (7, "E_MEMORY")
+
+
 def test_every_problem_is_reported_at_once(latents, decoded_by, tmp_path):
     shutil.copytree(TINY, tmp_path / "cut")
     os.truncate(tmp_path / "cut" / "vae" / "diffusion_pytorch_model.safetensors", 9000)

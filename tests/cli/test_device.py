@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from svgen.cli import device as module
 from svgen.cli.device import Device, choose, tpu_chips, tpu_holders
 from svgen.errors import MachineError
+from svgen.processes import clock, process_of
 from tests.helpers import ROOT
 
 
@@ -39,6 +41,18 @@ def add_process(machine, pid, name, *files):
     (machine / f"proc/{pid}/comm").write_text(name + "\n")
     for number, file in enumerate(files):
         (folder / str(number)).symlink_to(file)
+
+
+BOOT = 1_790_000_000  # seconds since the epoch
+
+
+def add_start(machine, pid, seconds, *words):
+    """Say when a process started, `seconds` after the machine did, and with which command."""
+    ticks = int(seconds * os.sysconf("SC_CLK_TCK"))
+    fields = ["S", *["0"] * 18, str(ticks), *["0"] * 30]
+    add(machine, f"proc/{pid}/stat", text=f"{pid} (a (very) odd name) {' '.join(fields)}")
+    add(machine, f"proc/{pid}/cmdline", text="\0".join(words) + "\0")
+    add(machine, "proc/stat", text=f"cpu 1 2 3\nbtime {BOOT}\nprocesses 9\n")
 
 
 def test_auto_is_the_cpu_on_an_empty_machine(machine):
@@ -123,7 +137,7 @@ def test_holders_are_the_other_processes_with_a_chip_open(machine):
     add_process(machine, 5, "serve", "/dev/vfio/3")
     add_process(machine, 9, "shell", "/dev/vfio/vfio", "/dev/accel0.txt")
     add_process(machine, os.getpid(), "svgen", "/dev/accel0")
-    assert [(holder.pid, holder.name) for holder in tpu_holders(machine)] == [
+    assert [(holder.pid, holder.process.name) for holder in tpu_holders(machine)] == [
         (5, "serve"),
         (7, "train.py"),
     ]
@@ -142,6 +156,37 @@ def test_busy_tpu_names_its_holder(machine):
         "E_TPU_BUSY",
         "the TPU is in use by train.py (pid 7)",
     )
+
+
+@pytest.mark.parametrize("text", [BUSY_TEXT, "INTERNAL: anything"])
+def test_busy_tpu_says_who_holds_it_and_since_when(machine, text):
+    """Seen by its open chip; and, where that is hidden, by the number that libtpu names."""
+    add_process(machine, 4242, "python3", *(() if text == BUSY_TEXT else ("/dev/accel0",)))
+    add_start(machine, 4242, 90, "/venv/bin/python3", "-m", "svgen", "generate", "a secret cat")
+    problem = module._start_problem(text, "tpu", machine)
+    since = clock(BOOT + 90)
+    assert problem.message == (
+        f"the TPU is in use by python3 (pid 4242, `python3 -m svgen`, since {since})"
+    )
+    assert "secret" not in json.dumps(problem.as_json())
+    assert problem.details == {
+        "pids": [4242],
+        "holders": [
+            {"pid": 4242, "name": "python3", "command": "python3 -m svgen", "since": BOOT + 90}
+        ],
+    }
+
+
+def test_real_process_has_a_name_a_command_and_a_start():
+    command = [sys.executable, "-c", "print(flush=True);input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout.readline(), "it runs"
+    own, other = process_of(os.getpid()), process_of(child.pid)
+    child.communicate(b"\n")
+    assert own.since <= other.since
+    assert abs(other.since - time.time()) < 600, "in seconds since the epoch"
+    assert other.command == f"{os.path.basename(sys.executable)} -c print(flush=True);input()"
+    assert process_of(2**30).since is None
 
 
 def test_lock_of_a_process_that_is_gone_is_named(machine):

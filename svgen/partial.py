@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from svgen.errors import FileError, SvgenError, UsageError
+from svgen.errors import FULL_DISK, FileError, SvgenError, UsageError
 
 try:
     import fcntl
@@ -18,7 +18,6 @@ except ImportError:  # Windows: no advisory locks, so two runs must not write on
     fcntl = None
 
 PARTIAL_STEM_BYTES = 200  # leaves room for the affixes within the 255 bytes of a file name
-FULL_ERRNO = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)})
 
 
 def check_output(path: Path, *, overwrite: bool, needed: int = 0, flag: str = "-o") -> None:
@@ -215,8 +214,11 @@ def write_error(path: Path, error: OSError) -> SvgenError:
     if error.errno == errno.ENAMETOOLONG:
         message, hint = f"the name {path.name} is too long", "choose a shorter one with -o"
         return UsageError("E_OUTPUT_NAME", message, why="the disk allows no more", hint=hint)
-    code = "E_DISK_FULL" if error.errno in FULL_ERRNO else "E_WRITE"
+    full = error.errno in FULL_DISK
+    code, hint = "E_DISK_FULL" if full else "E_WRITE", "choose another place with -o"
     reason = error.strerror or str(error)
     return FileError(
-        code, f"{path} cannot be written: {reason}", hint="choose another place with -o"
+        code,
+        f"{path} cannot be written: {reason}",
+        hint=f"free some space, or {hint}" if full else hint,
     )

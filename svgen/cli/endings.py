@@ -4,7 +4,6 @@ An exception that nobody expected is a defect: its traceback goes to a file, and
 three lines.
 """
 
-import errno
 import os
 import shlex
 import sys
@@ -15,9 +14,16 @@ from pathlib import Path
 import click
 
 from svgen import __version__
-from svgen.errors import FileError, InternalError, Interrupted, OutOfMemory, SvgenError, UsageError
+from svgen.errors import (
+    FULL_DISK,
+    FileError,
+    InternalError,
+    Interrupted,
+    OutOfMemory,
+    SvgenError,
+    UsageError,
+)
 
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 LOGS_KEPT = 20
 
 

@@ -17,6 +17,7 @@ try:
 except ImportError:  # Windows: no advisory locks, so two runs must not write one name at a time
     fcntl = None
 
+WAY = "choose another place with -o"
 PARTIAL_STEM_BYTES = 200  # leaves room for the affixes within the 255 bytes of a file name
 
 
@@ -45,7 +46,7 @@ def check_output(path: Path, *, overwrite: bool, needed: int = 0, flag: str = "-
     if _is_there(path) and not overwrite:
         hint = f"--overwrite, or another name with {flag}"
         raise _exists(path, f"{path} is there already", hint)
-    with partial_file(path):
+    with partial_file(path, f"choose another place with {flag}"):
         pass
     check_space(folder, needed)
 
@@ -68,12 +69,15 @@ def _partial_name(target: Path, number: int) -> str:
 
 
 @contextlib.contextmanager
-def partial_file(target: Path) -> Iterator[Path]:
-    """Hold a partial file beside the target, locked against other runs; delete it if left over."""
+def partial_file(target: Path, way: str = WAY) -> Iterator[Path]:
+    """Hold a partial file beside the target, locked against other runs; delete it if left over.
+
+    `way` is the way out, for the user, where it cannot be created.
+    """
     try:
         path, lock = _claim(target)
     except OSError as error:
-        raise write_error(target, error) from error
+        raise write_error(target, error, way) from error
     try:
         yield path
     finally:
@@ -155,14 +159,14 @@ def publish(partial: Path, target: Path, *, overwrite: bool) -> None:
     raise found from problem
 
 
-def write_whole(path: Path, data: bytes, *, overwrite: bool = False) -> None:
+def write_whole(path: Path, data: bytes, *, overwrite: bool = False, way: str = WAY) -> None:
     """Write a small file that appears whole or not at all."""
-    with partial_file(path) as partial:
+    with partial_file(path, way) as partial:
         try:
             partial.write_bytes(data)
             sync(partial)
         except OSError as error:
-            raise write_error(path, error) from error
+            raise write_error(path, error, way) from error
         publish(partial, path, overwrite=overwrite)
 
 
@@ -209,16 +213,11 @@ def _exists(path: Path, message: str, hint: str) -> UsageError:
     return UsageError("E_OUTPUT_EXISTS", message, why=why, hint=hint, details={"path": str(path)})
 
 
-def write_error(path: Path, error: OSError) -> SvgenError:
-    """Say for the user why a file cannot be written."""
+def write_error(path: Path, error: OSError, way: str = WAY) -> SvgenError:
+    """Say for the user why a file cannot be written, and the way out."""
     if error.errno == errno.ENAMETOOLONG:
         message, hint = f"the name {path.name} is too long", "choose a shorter one with -o"
         return UsageError("E_OUTPUT_NAME", message, why="the disk allows no more", hint=hint)
     full = error.errno in FULL_DISK
-    code, hint = "E_DISK_FULL" if full else "E_WRITE", "choose another place with -o"
-    reason = error.strerror or str(error)
-    return FileError(
-        code,
-        f"{path} cannot be written: {reason}",
-        hint=f"free some space, or {hint}" if full else hint,
-    )
+    code, hint = "E_DISK_FULL" if full else "E_WRITE", f"free some space, or {way}" if full else way
+    return FileError(code, f"{path} cannot be written: {error.strerror or error}", hint=hint)

@@ -46,7 +46,7 @@ def check_output(path: Path, *, overwrite: bool, needed: int = 0, flag: str = "-
     if _is_there(path) and not overwrite:
         hint = f"--overwrite, or another name with {flag}"
         raise _exists(path, f"{path} is there already", hint)
-    with partial_file(path, f"choose another place with {flag}"):
+    with partial_file(path):
         pass
     check_space(folder, needed)
 
@@ -69,15 +69,12 @@ def _partial_name(target: Path, number: int) -> str:
 
 
 @contextlib.contextmanager
-def partial_file(target: Path, way: str = WAY) -> Iterator[Path]:
-    """Hold a partial file beside the target, locked against other runs; delete it if left over.
-
-    `way` is the way out, for the user, where it cannot be created.
-    """
+def partial_file(target: Path) -> Iterator[Path]:
+    """Hold a partial file beside the target, locked against other runs; delete it if left over."""
     try:
         path, lock = _claim(target)
     except OSError as error:
-        raise write_error(target, error, way) from error
+        raise write_error(target, error) from error
     try:
         yield path
     finally:
@@ -161,7 +158,7 @@ def publish(partial: Path, target: Path, *, overwrite: bool) -> None:
 
 def write_whole(path: Path, data: bytes, *, overwrite: bool = False, way: str = WAY) -> None:
     """Write a small file that appears whole or not at all."""
-    with partial_file(path, way) as partial:
+    with partial_file(path) as partial:
         try:
             partial.write_bytes(data)
             sync(partial)

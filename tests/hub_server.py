@@ -7,6 +7,7 @@ files are redirected to. Every request is kept in `requests`.
 import hashlib
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -96,7 +97,7 @@ class HubServer:
         self.stalled, self.ending = threading.Event(), threading.Event()
         self.servers, self.threads = [], []
         for _ in range(2):
-            server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+            server = _Server(("127.0.0.1", 0), _Handler)
             server.daemon_threads = False  # closing waits for the last answer
             server.hub = self
             thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -129,6 +130,13 @@ class HubServer:
         marks = [re.search(r"/(?:resolve|storage)/[^/]+/(.+)", r.path) for r in self.requests]
         pairs = zip(marks, self.requests, strict=True)
         return [mark[1] for mark, request in pairs if mark and request.method == "GET"]
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *reason: Any) -> None:
+        """Say nothing of a client that was killed."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(*reason)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -199,6 +207,10 @@ class _Handler(BaseHTTPRequestHandler):
         data, headers = json.dumps(answer).encode(), {"Content-Type": "application/json"}
         return self.faulty(200, data, headers, fault)
 
+    def served(self, count: int) -> None:
+        with self.hub.lock:
+            self.hub.bytes_served += count
+
     def refused(self, fault: Fault) -> bool:
         """Answer with a fault that takes the place of the whole answer; False for another one."""
         if fault.kind == "status":
@@ -210,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
             with suppress(OSError):  # the client leaves
                 while not self.hub.ending.is_set():
                     self.wfile.write(b"x" * 2**20)
-                    self.hub.bytes_served += 2**20
+                    self.served(2**20)
         else:
             return False
         return True
@@ -223,15 +235,15 @@ class _Handler(BaseHTTPRequestHandler):
         if kind in ("drop", "short", "stall") or (kind == "noranges" and fault.after):
             data = data[: fault.after]
         headers["Content-Length"] = str(len(data) if kind == "short" else promised)
-        with self.hub.lock:
-            self.hub.bytes_served += len(data)
         if kind == "drip":
             self.send(status, b"", headers)
             for start in range(0, len(data), PIECE):
                 self.wfile.write(data[start : start + PIECE])
                 self.wfile.flush()
+                self.served(PIECE)
                 self.hub.ending.wait(0.001)
             return
+        self.served(len(data))
         self.send(status, data, headers)
         if kind == "stall":
             self.wfile.flush()

@@ -57,30 +57,27 @@ def test_help_that_does_not_fit_is_an_error():
     assert done.stderr.startswith("error[E_WRITE]: the standard output cannot be written")
 
 
-@pytest.fixture
-def full(capfd, monkeypatch):
-    """A standard output whose disk is full."""
-    with open("/dev/full", "w") as stream:
-        monkeypatch.setattr("sys.stdout", stream)
-        yield
-
-
-def test_full_stdout_ends_no_run_and_fails_at_its_end(full, capfd):
+def test_full_stdout_ends_no_run_and_fails_at_its_end(monkeypatch, capfd):
     console = Console("generate", json=True, events=True, verbosity=-1)
-    console.event("step", done=1)
-    console.event("saved", kind="video", path=Path("a/x.mp4"))
-    console.result({})
-    assert console.exit_code == 0
-    console.finish()
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        console.event("step", done=1)
+        console.event("saved", kind="video", path=Path("a/x.mp4"))
+        console.result({})
+        assert console.exit_code == 0
+        console.finish()
     assert console.exit_code == 6
     assert "it is whole: a/x.mp4" in capfd.readouterr().err
 
 
-def test_first_failure_stands_before_a_full_stdout(full):
-    console = Console("generate", json=True, verbosity=-2)
+def test_first_failure_stands_before_a_full_stdout(monkeypatch, capfd):
+    console = Console("generate", json=True, verbosity=-1)
     console.fail(UsageError("E_VALUE", "wrong"))
-    console.finish()
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        console.finish()
     assert console.exit_code == 2
+    assert capfd.readouterr().err == "error[E_VALUE]: wrong\n"
 
 
 def test_nothing_moves_on_a_dumb_terminal(monkeypatch):

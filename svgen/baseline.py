@@ -31,7 +31,8 @@ Check = Callable[[str, Any], Any]  # (name, value) -> the value; raises ValueErr
 def save(path: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:
     """Write a record; the file appears whole or not at all."""
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-    write_whole(path, text.encode(), overwrite=overwrite)
+    way = "choose another place with --save"
+    write_whole(path, text.encode(), overwrite=overwrite, way=way)
 
 
 def read(path: Path) -> dict[str, Any]:

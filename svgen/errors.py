@@ -5,8 +5,12 @@ A message has three parts: what was given (`message`), the rule it breaks (`why`
 (`hint`).
 """
 
+import errno
 from collections.abc import Sequence
 from typing import Any
+
+# What a write says when a disk, a quota or the largest size of a file is reached.
+FULL_DISK = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)})
 
 
 class SvgenError(Exception):

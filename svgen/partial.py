@@ -10,15 +10,15 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from svgen.errors import FileError, SvgenError, UsageError
+from svgen.errors import FULL_DISK, FileError, SvgenError, UsageError
 
 try:
     import fcntl
 except ImportError:  # Windows: no advisory locks, so two runs must not write one name at a time
     fcntl = None
 
+WAY = "choose another place with -o"
 PARTIAL_STEM_BYTES = 200  # leaves room for the affixes within the 255 bytes of a file name
-FULL_ERRNO = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)})
 
 
 def check_output(path: Path, *, overwrite: bool, needed: int = 0, flag: str = "-o") -> None:
@@ -156,14 +156,14 @@ def publish(partial: Path, target: Path, *, overwrite: bool) -> None:
     raise found from problem
 
 
-def write_whole(path: Path, data: bytes, *, overwrite: bool = False) -> None:
+def write_whole(path: Path, data: bytes, *, overwrite: bool = False, way: str = WAY) -> None:
     """Write a small file that appears whole or not at all."""
     with partial_file(path) as partial:
         try:
             partial.write_bytes(data)
             sync(partial)
         except OSError as error:
-            raise write_error(path, error) from error
+            raise write_error(path, error, way) from error
         publish(partial, path, overwrite=overwrite)
 
 
@@ -210,13 +210,11 @@ def _exists(path: Path, message: str, hint: str) -> UsageError:
     return UsageError("E_OUTPUT_EXISTS", message, why=why, hint=hint, details={"path": str(path)})
 
 
-def write_error(path: Path, error: OSError) -> SvgenError:
-    """Say for the user why a file cannot be written."""
+def write_error(path: Path, error: OSError, way: str = WAY) -> SvgenError:
+    """Say for the user why a file cannot be written, and the way out."""
     if error.errno == errno.ENAMETOOLONG:
         message, hint = f"the name {path.name} is too long", "choose a shorter one with -o"
         return UsageError("E_OUTPUT_NAME", message, why="the disk allows no more", hint=hint)
-    code = "E_DISK_FULL" if error.errno in FULL_ERRNO else "E_WRITE"
-    reason = error.strerror or str(error)
-    return FileError(
-        code, f"{path} cannot be written: {reason}", hint="choose another place with -o"
-    )
+    full = error.errno in FULL_DISK
+    code, hint = "E_DISK_FULL" if full else "E_WRITE", f"free some space, or {way}" if full else way
+    return FileError(code, f"{path} cannot be written: {error.strerror or error}", hint=hint)

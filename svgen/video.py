@@ -242,13 +242,14 @@ def _metadata(comment: str | None) -> Iterator[Path | None]:
         yield None
         return
     escaped = "".join(f"\\{char}" if char in "=;#\\\n" else char for char in comment)
+    path = Path("a temporary file")
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="svgen-"))
             path = Path(folder, "comment.ffmeta")
             path.write_text(f";FFMETADATA1\ncomment={escaped}\n", encoding="ascii")
         except OSError as error:
-            raise write_error(Path("a temporary file"), error) from error
+            raise write_error(path, error, "set TMPDIR to another folder") from error
         yield path
 
 

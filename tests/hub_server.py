@@ -7,13 +7,19 @@ files are redirected to. Every request is kept in `requests`.
 import hashlib
 import json
 import re
+import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 LFS_FROM_BYTES = 10_000
+ALWAYS = 10**9  # times
+PIECE = 4096  # bytes of a slow answer
 COMMIT = "c0ffee" + "0" * 34
 
 
@@ -34,6 +40,7 @@ class Repository:
     names: tuple[str, ...] = ("main",)  # branches and tags
     token: str | None = None  # only this token may read
     gated: bool = False
+    altered: Callable[[dict[str, Any]], Any] = lambda answer: answer  # what the API really says
 
     def is_lfs(self, path: str) -> bool:
         return len(self.files[path]) >= LFS_FROM_BYTES or path.endswith(".safetensors")
@@ -49,7 +56,12 @@ class Fault:
 
     drop: the connection breaks after `after` bytes; short: they come as if they were all;
     stall: after as many bytes nothing more comes, until the server ends; flip: one bit is wrong;
-    status: an HTTP error; noranges: ranges are ignored.
+    drip: they come in small pieces; more: too many come, and are promised;
+    status: an HTTP error; noranges: ranges are ignored (with `after` it drops as well);
+    unsatisfied: ranges are refused (416);
+    shifted: another range comes than was asked for; gzip: the bytes are said to be compressed;
+    redirect: to `location`, or to the same address again; answer: `body` instead, of an API call;
+    flood: an answer that has no end.
     """
 
     path: str
@@ -57,6 +69,9 @@ class Fault:
     after: int = 0
     status: int = 500
     times: int = 1
+    retry_after: str = "3600"
+    location: str = ""
+    body: bytes = b"<html>log in to this network first</html>"
 
 
 @dataclass
@@ -82,7 +97,7 @@ class HubServer:
         self.stalled, self.ending = threading.Event(), threading.Event()
         self.servers, self.threads = [], []
         for _ in range(2):
-            server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+            server = _Server(("127.0.0.1", 0), _Handler)
             server.daemon_threads = False  # closing waits for the last answer
             server.hub = self
             thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -115,6 +130,13 @@ class HubServer:
         marks = [re.search(r"/(?:resolve|storage)/[^/]+/(.+)", r.path) for r in self.requests]
         pairs = zip(marks, self.requests, strict=True)
         return [mark[1] for mark, request in pairs if mark and request.method == "GET"]
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *reason: Any) -> None:
+        """Say nothing of a client that was killed."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(*reason)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -168,10 +190,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def api(self, name: str, kind: str, revision: str, token: str | None) -> None:
         fault = self.hub.take_fault("api")
-        if fault and fault.kind == "status":
-            return self.error(fault.status, "")
-        if fault:
-            return self.send(200, b"<html>log in to this network first</html>", {})
+        if fault and self.refused(fault):
+            return None
+        if fault and fault.kind == "answer":
+            return self.send(200, fault.body, {})
         repository = self.find(name, revision, token)
         if repository is None:
             return None
@@ -179,9 +201,54 @@ class _Handler(BaseHTTPRequestHandler):
             sizes = "blobs=true" in self.path.lower()
             files = [self.sibling(repository, path, sizes) for path in sorted(repository.files)]
             answer: Any = {"id": name, "modelId": name, "sha": repository.commit, "siblings": files}
+            answer = repository.altered(answer)
         else:
             answer = [self.entry(repository, path) for path in sorted(repository.files)]
-        return self.send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+        data, headers = json.dumps(answer).encode(), {"Content-Type": "application/json"}
+        return self.faulty(200, data, headers, fault)
+
+    def served(self, count: int) -> None:
+        with self.hub.lock:
+            self.hub.bytes_served += count
+
+    def refused(self, fault: Fault) -> bool:
+        """Answer with a fault that takes the place of the whole answer; False for another one."""
+        if fault.kind == "status":
+            self.error(fault.status, "", fault.retry_after)
+        elif fault.kind == "redirect":
+            self.send(302, b"", {"Location": fault.location or self.path})
+        elif fault.kind == "flood":
+            self.send(200, b"", {"Content-Length": str(10**12)})
+            with suppress(OSError):  # the client leaves
+                while not self.hub.ending.is_set():
+                    self.wfile.write(b"x" * 2**20)
+                    self.served(2**20)
+        else:
+            return False
+        return True
+
+    def faulty(
+        self, status: int, data: bytes, headers: dict[str, str], fault: Fault | None
+    ) -> None:
+        """Send an answer, of which some part may not come."""
+        kind, promised = fault.kind if fault else "", len(data)
+        if kind in ("drop", "short", "stall") or (kind == "noranges" and fault.after):
+            data = data[: fault.after]
+        headers["Content-Length"] = str(len(data) if kind == "short" else promised)
+        if kind == "drip":
+            self.send(status, b"", headers)
+            for start in range(0, len(data), PIECE):
+                self.wfile.write(data[start : start + PIECE])
+                self.wfile.flush()
+                self.served(PIECE)
+                self.hub.ending.wait(0.001)
+            return
+        self.served(len(data))
+        self.send(status, data, headers)
+        if kind == "stall":
+            self.wfile.flush()
+            self.hub.stalled.set()
+            self.hub.ending.wait()
 
     def sibling(self, repository: Repository, path: str, sizes: bool) -> dict[str, Any]:
         data = repository.files[path]
@@ -222,32 +289,27 @@ class _Handler(BaseHTTPRequestHandler):
         data, headers = repository.files[path], dict(headers or {})
         fault = self.hub.take_fault(path)
         kind, status = fault.kind if fault else "", 200
-        if kind == "status":
-            return self.error(fault.status, "")
+        if fault and self.refused(fault):
+            return None
         if kind == "flip":
             data = flipped(data)
+        if kind == "more":
+            data += b"x" * 1000
+        if kind == "gzip":
+            headers["Content-Encoding"] = "gzip"
         wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
         if wanted and kind != "noranges":
-            start = int(wanted[1])
-            if start >= len(data):
+            start = int(wanted[1]) + (7 if kind == "shifted" else 0)
+            if start >= len(data) or kind == "unsatisfied":
                 return self.send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             data, status = data[start:], 206
-        promised = len(data)
-        if kind in ("drop", "short", "stall"):
-            data = data[: fault.after]
-        headers["Content-Length"] = str(len(data) if kind == "short" else promised)
-        with self.hub.lock:
-            self.hub.bytes_served += len(data)
-        self.send(status, data, headers)
-        if kind == "stall":
-            self.wfile.flush()
-            self.hub.stalled.set()
-            self.hub.ending.wait()
+        return self.faulty(status, data, headers, fault)
 
-    def error(self, status: int, code: str) -> None:
+    def error(self, status: int, code: str, retry_after: str = "") -> None:
         headers = {"X-Error-Code": code} if code else {}
-        self.send(status, b"{}", headers | {"Retry-After": "3600"})
+        headers |= {"Retry-After": retry_after} if retry_after else {}
+        self.send(status, b"{}", headers)
 
     def send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -256,6 +318,31 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
+
+
+def point_client_to(monkeypatch: Any, url: str) -> None:
+    """Let this process's client take an address for the Hub, as HF_ENDPOINT would before import."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+def bad_in(cache: Path, repository: Repository) -> list[str]:
+    """The files of a cache, complete by their names, that are not what the repository holds."""
+    blobs = [path for path in cache.glob("models--*/blobs/*") if path.suffix != ".incomplete"]
+    bad = [
+        path.name
+        for path in blobs
+        if path.name not in (sha256(path.read_bytes()), git_sha1(path.read_bytes()))
+    ]
+    for folder in cache.glob("models--*/snapshots/*"):
+        for path in folder.rglob("*"):
+            name = str(path.relative_to(folder))
+            if path.is_file() and path.read_bytes() != repository.files.get(name):
+                bad.append(name)
+    return bad
 
 
 def flipped(data: bytes, at: int | None = None) -> bytes:

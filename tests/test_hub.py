@@ -31,6 +31,7 @@ from tests.hub_server import (
     HubServer,
     Repository,
     flipped,
+    point_client_to,
     safetensors_file,
     wan_files,
 )
@@ -60,12 +61,6 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     return folder
-
-
-def point_client_to(monkeypatch, url):
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 @pytest.fixture
@@ -273,7 +268,7 @@ def test_a_hub_that_is_down_is_named_with_the_way_to_continue(cache, monkeypatch
 
 
 def test_an_answer_that_is_not_the_hubs_is_a_network_error(server):
-    server.faults.append(Fault("api", "portal"))
+    server.faults.append(Fault("api", "answer"))
     error_of(DownloadError, "E_NETWORK", pull)
 
 

@@ -17,7 +17,9 @@ import click
 from svgen import __version__
 from svgen.cli.endings import Terminated
 from svgen.cli.options import CONTEXT, Group, command_name, run_reported, spell_json
-from svgen.cli.output import Console, abandon_stdout, truthy
+from svgen.cli.output import Console, truthy
+from svgen.cli.streams import abandon, give_up_stdout, occupy_closed
+from svgen.errors import FULL_DISK
 
 COMMANDS = {  # name -> its line in the help
     "generate": "Make a video from a prompt.",
@@ -122,12 +124,16 @@ def run(args: Sequence[str]) -> int:
         return _parse_and_run(list(args))  # click empties the list
     except click.exceptions.NoArgsIsHelpError as error:
         if not _json_form(args):
-            click.echo(error.ctx.get_help(), err=True)
+            with suppress(OSError):
+                click.echo(error.ctx.get_help(), err=True)
             return error.exit_code
         failure: BaseException = click.UsageError("a command is missing", ctx=error.ctx)
     except BrokenPipeError:  # help or versions, to a reader that left
-        abandon_stdout()
+        abandon(sys.stdout)
         return 0
+    except OSError as error:
+        to_stdout = error.errno in FULL_DISK and error.filename is None
+        failure = give_up_stdout(error) if to_stdout else error
     except (Exception, KeyboardInterrupt) as error:
         failure = error
     form = _json_form(args)
@@ -149,6 +155,7 @@ def _interrupt(*_: Any) -> NoReturn:
 
 def main() -> NoReturn:
     """Be the `svgen` program."""
+    occupy_closed()
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, ValueError):
             stream.reconfigure(

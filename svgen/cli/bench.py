@@ -180,9 +180,9 @@ def command(console: Console, **options: Any) -> None:
         record["predicted"] = _predict(console, options)
     if theirs is not None:
         record["against"] = _compare(console, record, theirs, Path(options["against"]))
-    if options["save"]:
-        baseline.save(Path(options["save"]), record, overwrite=options["overwrite"])
     if not console.json:
         for line in table(record):
             console.note(line)
     console.result(record, [json.dumps(record, allow_nan=False)])
+    if options["save"]:  # last: a full disk costs the file, not the times
+        baseline.save(Path(options["save"]), record, overwrite=options["overwrite"])

@@ -4,7 +4,6 @@ An exception that nobody expected is a defect: its traceback goes to a file, and
 three lines.
 """
 
-import errno
 import os
 import shlex
 import sys
@@ -15,9 +14,16 @@ from pathlib import Path
 import click
 
 from svgen import __version__
-from svgen.errors import FileError, InternalError, Interrupted, OutOfMemory, SvgenError, UsageError
+from svgen.errors import (
+    FULL_DISK,
+    FileError,
+    InternalError,
+    Interrupted,
+    OutOfMemory,
+    SvgenError,
+    UsageError,
+)
 
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 LOGS_KEPT = 20
 
 
@@ -88,6 +94,17 @@ def state_folder() -> Path:
     return base / "svgen"
 
 
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only the user reads; none is left of one that does not fit on the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError:
+        path.unlink()
+        raise
+
+
 def _write_log(error: BaseException) -> Path | None:
     """Write the traceback where only the user reads it (the command line may hold a prompt)."""
     try:
@@ -96,9 +113,7 @@ def _write_log(error: BaseException) -> Path | None:
         log = folder / f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         text = f"svgen {__version__}, Python {sys.version}\n{shlex.join(sys.argv)}\n\n"
         text += "".join(traceback.format_exception(error))
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        _write_private(log, text)
         for old in sorted(folder.glob("error-*.log"))[:-LOGS_KEPT]:
             old.unlink(missing_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: no home folder

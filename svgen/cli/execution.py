@@ -95,14 +95,18 @@ def target_of(console: Console, path: Path, *, to_stdout: bool) -> Iterator[Path
     try:
         folder = Path(tempfile.mkdtemp(prefix="svgen-"))
     except OSError as error:
-        raise write_error(Path("a temporary folder"), error) from error
-    target = folder / path.name
+        way = "set TMPDIR to another folder"
+        raise write_error(Path("a temporary folder"), error, way) from error
+    target, lost = folder / path.name, False
     try:
         yield target
+        lost = True
         console.send(target)
+        lost = False
     finally:
         with suppress(OSError):
-            target.unlink(missing_ok=True)
+            if not lost:  # else the video is what is left of the run
+                target.unlink(missing_ok=True)
         with suppress(OSError):
             folder.rmdir()  # it stays if latents are kept in it
 

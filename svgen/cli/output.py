@@ -25,8 +25,10 @@ from typing import Any, NoReturn, TextIO
 from svgen import __version__
 from svgen.cli.endings import explain
 from svgen.cli.progress import Bar, LiveBar, PlainBar, ReportedBar
-from svgen.errors import FileError, SvgenError
+from svgen.cli.streams import abandon, give_up_stdout
+from svgen.errors import SvgenError
 
+KEPT = ("video", "dump", "picture")  # kinds of saved files that are results
 QUIET, NORMAL, VERBOSE, DEBUG = -1, 0, 1, 2
 COLORS = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
 
@@ -45,6 +47,11 @@ def color_wanted(stream: TextIO | None, flag: bool | None = None) -> bool:
     if os.environ.get("FORCE_COLOR"):
         return True
     return os.environ.get("TERM") != "dumb" and stream is not None and stream.isatty()
+
+
+def is_moving(stream: TextIO | None) -> bool:
+    """Whether a bar can move on a stream: on a terminal that is not a dumb one."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def printable(text: str) -> str:
@@ -68,14 +75,6 @@ def _plain(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} has no place in JSON")
 
 
-def abandon_stdout() -> None:
-    """Send whatever is still written to stdout nowhere: its reader left, or its disk is full."""
-    with suppress(OSError, ValueError):  # not a real file, as under a test's capture
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
-
-
 class Console:
     """The voice of one run of one command, which gets it from `with_console`."""
 
@@ -96,6 +95,8 @@ class Console:
         self.exit_code = 0
         self._data: dict[str, Any] | None = None
         self._error: SvgenError | None = None
+        self._unwritten: OSError | None = None  # why the result could not be written
+        self._saved = ""  # the last file that was made
         self._bar: LiveBar | None = None  # one that is shown
         self._counting: Bar | None = None  # one in use, shown or not
 
@@ -151,6 +152,8 @@ class Console:
 
     def event(self, name: str, /, **values: Any) -> None:
         """Tell a program what goes on: start, stage, step, saved. Nothing without events."""
+        if values.get("kind") in KEPT:
+            self._saved = str(values["path"])
         if self.events:
             self._emit(json.dumps({"event": name, **values}, default=_plain) + "\n")
 
@@ -183,9 +186,13 @@ class Console:
         os._exit(error.exit_code)
 
     def finish(self) -> None:
-        """Write the one JSON object. Nothing without `--json`."""
-        if not self.json:
-            return
+        """Write the one JSON object, with `--json`; fail if the result could not be written."""
+        if self.json:
+            self._finish_json()
+        if self._unwritten is not None and self._error is None:
+            self.fail(give_up_stdout(self._unwritten, self._saved))
+
+    def _finish_json(self) -> None:
         body = {
             "schema": f"svgen.{self.command.replace(' ', '.')}/1" if self.command else "svgen/1",
             "ok": self._error is None,
@@ -219,7 +226,7 @@ class Console:
     def _shown_bar(self, total: int | None, label: str, unit: str) -> Iterator[Bar]:
         if self.verbosity < NORMAL:
             yield Bar(total, label, unit)
-        elif sys.stderr is None or not sys.stderr.isatty():
+        elif not is_moving(sys.stderr):
             yield PlainBar(total, label, unit, say=self.note)
         else:
             with LiveBar(total, label, unit, color=color_wanted(sys.stderr, self.color)) as bar:
@@ -249,40 +256,38 @@ class Console:
                 self._counting.restart()
 
     def _say(self, text: str, level: int, *, raw: bool = False) -> None:
-        """Write to stderr, above a bar that is shown. A reader that left is no failure."""
+        """Write to stderr, above a bar that is shown. That nobody can read it is no failure."""
         if self.verbosity < level or sys.stderr is None:
             return
         line = (text if raw else printable(text)) + "\n"
-        with suppress(BrokenPipeError), self._bar.aside() if self._bar else nullcontext():
-            sys.stderr.write(line)
-            sys.stderr.flush()
+        try:
+            with self._bar.aside() if self._bar else nullcontext():
+                sys.stderr.write(line)
+                sys.stderr.flush()
+        except OSError:
+            abandon(sys.stderr)
 
     def send(self, path: Path) -> None:
-        """Write the bytes of a file to stdout, as the result."""
-        if sys.stdout is None:
-            return
-        with path.open("rb") as file, self._to_stdout():
-            shutil.copyfileobj(file, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
+        """Write the bytes of a file to stdout, as the result; raises FileError if they do not all
+        arrive.
+        """
+        with path.open("rb") as file:
+            try:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+                sys.stdout.buffer.flush()
+            except OSError as error:
+                raise give_up_stdout(error, str(path)) from None
 
     def _emit(self, text: str) -> None:
-        """Write text to stdout."""
+        """Write text to stdout. A reader that left early (`| head`) ends the output quietly; a full
+        disk is a failure, which `finish` reports: it is no reason to end a run.
+        """
         if sys.stdout is None:
             return
-        with self._to_stdout():
+        try:
             sys.stdout.write(text)
             sys.stdout.flush()
-
-    @contextmanager
-    def _to_stdout(self) -> Iterator[None]:
-        """A reader that left early (`| head`) ends the output quietly; other failures do not."""
-        try:
-            yield
-        except BrokenPipeError:
-            abandon_stdout()
         except OSError as error:
-            abandon_stdout()
-            why, hint = str(error.strerror), "free space on its disk, or send the output elsewhere"
-            raise FileError(
-                "E_WRITE", "the standard output cannot be written", why=why, hint=hint
-            ) from None
+            abandon(sys.stdout)
+            if not isinstance(error, BrokenPipeError):
+                self._unwritten = error

@@ -18,8 +18,9 @@ from svgen.cli.device import cache_folder
 from svgen.cli.options import RESOLUTION, with_console
 from svgen.cli.output import Console
 from svgen.config import SMALL_PARAMETERS, Preset
-from svgen.errors import MachineError, UsageError, raise_all
+from svgen.errors import MachineError, SvgenError, UsageError, raise_all
 from svgen.grid import RESOLUTIONS, WAN21, frames_problem, grid_of, size_problem
+from svgen.partial import write_whole
 from svgen.plan import Job, fingerprint, predict, prepare_environment
 from svgen.shapes import SPECS
 from svgen.tpus import TPUS, parse_slice
@@ -78,8 +79,8 @@ def _planned(console: Console, key: str, make: Callable[[], dict[str, Any]]) -> 
         found = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.write_text(json.dumps(found), encoding="utf-8")
-    except OSError as error:
+        write_whole(path, json.dumps(found).encode(), overwrite=True)
+    except (OSError, SvgenError) as error:
         console.warn(f"the plan is not kept: {error}")
     return {**found, "cached": False}
 

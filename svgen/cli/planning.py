@@ -314,7 +314,10 @@ def plan_output(
 
 
 def _check_stdout(options: Mapping[str, Any]) -> None:
-    terminal = sys.stdout is not None and sys.stdout.isatty()
+    if sys.stdout is None:
+        message, hint = "-o - needs a standard output, and it is closed", "-o video.mp4"
+        raise UsageError("E_OUTPUT_NAME", message, why="the MP4 goes there", hint=hint)
+    terminal = sys.stdout.isatty()
     if not terminal and not options.get("json"):
         return
     raise UsageError(

@@ -20,6 +20,7 @@ from svgen.cli.planning import DTYPES, Collected, Run, describe, plan_run
 from svgen.cli.profiling import PRESET, SUFFIXES, Heads, Targets, check_model, routed, targets_of
 from svgen.cli.settings import origins_of
 from svgen.config import Request
+from svgen.errors import SvgenError
 
 if TYPE_CHECKING:
     from svgen.profile_heads import Profile, Seen
@@ -166,27 +167,36 @@ def command(console: Console, **options: Any) -> None:
         console.mute()
     say_run(console, run)
     found, seen = _profile(console, run, request, options)
+    problem = None
     if run.device.process == 0:
-        _write(console, targets, (found, seen, request), options["overwrite"])
-    _report(console, (run, request, targets), found, options["summary"])
+        try:
+            _write(console, targets, (found, seen, request), options["overwrite"])
+        except SvgenError as error:  # a full disk costs the files, not what was found
+            problem = error
+    _report(console, (run, request, targets), found, options["summary"], problem)
 
 
 def _report(
-    console: Console, planned: tuple[Run, Request, Targets], found: "Profile", wanted: bool
+    console: Console,
+    planned: tuple[Run, Request, Targets],
+    found: "Profile",
+    wanted: bool,
+    problem: SvgenError | None = None,
 ) -> None:
     """Give the result: the summary, and the dump itself if it is in no file."""
     from svgen.profile_heads import as_json, summary
 
     run, request, targets = planned
-    rows, paths = summary(found), [str(path) for path in targets.all]
+    rows = summary(found)
+    paths = [] if problem else [str(path) for path in targets.all]
     data = {
         **describe(run),
         "request": request.as_json(),
         "output": targets.dump,
         "plots": [path for path in (targets.plot, targets.views) if path],
         "summary": rows,
-        "dump": None if targets.dump else as_json(found, request),
+        "dump": None if targets.dump and not problem else as_json(found, request),
         "timings": dict(console.timings),
     }
     table = _table(rows, found) if wanted or not paths else []
-    console.result(data, [*table, *paths])
+    console.result(data, [*table, *paths], error=problem)

@@ -73,7 +73,9 @@ def _open(console: Console, plan: Comparison, options: Mapping[str, Any]) -> "Pi
 
 
 def _execute(console: Console, plan: Comparison, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Render, decode, score and write what was planned; returns the data of the result."""
+    """Render, decode and score what was planned, and write the video; returns the data of the
+    result.
+    """
     from svgen import comparison
     from svgen.cli.execution import say_run
 
@@ -101,9 +103,7 @@ def _execute(console: Console, plan: Comparison, options: Mapping[str, Any]) -> 
         )
         scores = _write_video(plan, compared, len(shown), options["overwrite"])
     rows = comparison.report(requests, schedules, tables, renderings, scores)
-    data = _data(plan, rows, shown)
-    write_files(console, plan.run.output, data, overwrite=options["overwrite"])
-    return data
+    return _data(plan, rows, shown)
 
 
 def _write_video(
@@ -208,3 +208,5 @@ def command(console: Console, **options: Any) -> None:
     data = _execute(console, plan, options)
     lines = [*table(data["schedules"]), "", f"side by side: {' | '.join(data['side_by_side'])}"]
     console.result(data, [*lines, data["output"]])
+    # Last: a full disk costs the files, not what was found.
+    write_files(console, plan.run.output, data, overwrite=options["overwrite"])

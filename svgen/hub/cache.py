@@ -131,5 +131,8 @@ def write_ref(path: Path, commit: str) -> None:
     """Remember which commit a branch or tag meant."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    fresh.write_text(commit)
-    os.replace(fresh, path)
+    try:
+        fresh.write_text(commit)
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)

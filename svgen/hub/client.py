@@ -1,21 +1,32 @@
 """Questions to the Hub through huggingface_hub's client, and its failures as errors of ours."""
 
-import errno
+import json
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-from svgen.errors import AccessError, DownloadError, FileError, SvgenError, UsageError
+from svgen.errors import FULL_DISK, AccessError, DownloadError, FileError, SvgenError, UsageError
 from svgen.hub import snapshot
 from svgen.hub.cache import COMMIT, cache_folder
-from svgen.hub.download import BadStatus, Link, Patience, Remote, check_status
+from svgen.hub.download import (
+    PLAIN,
+    TRIES,
+    BadStatus,
+    Link,
+    Patience,
+    Remote,
+    check_status,
+    wrong_bytes,
+)
 from svgen.hub.source import Source, suggest
 
+LISTING = "the list of files"
 LISTING_ATTEMPTS = 2  # without a network, say so soon
+MAX_FILE_BYTES = 2**50
 
 
 def endpoint() -> str:
@@ -63,43 +74,67 @@ def http_error() -> type[Exception]:
 
 def list_files(source: Source, link: Link) -> tuple[str, dict[str, Remote]]:
     """Ask for the commit and the files of a revision."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import constants
 
-    answer: list[Any] = []
     attempts = min(link.patience.attempts, LISTING_ATTEMPTS)
     link = replace(link, patience=replace(link.patience, attempts=attempts))
+    revision = quote(source.revision, safe="")
+    url = f"{constants.ENDPOINT}/api/models/{source.repository}/revision/{revision}?blobs=true"
+    with explained(source, LISTING):
+        data = _get(url, link)
+    try:
+        return _listed(data, source.revision)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise _network_error("the answer is not the Hub's", source, LISTING) from None
+
+
+def _listed(data: bytes, revision: str) -> tuple[str, dict[str, Remote]]:
+    """Read what the Hub says of a revision; any failure means that it is no such answer."""
+    if len(data) > snapshot.MAX_JSON_BYTES:
+        raise ValueError("too long")
+    answer = json.loads(data)
+    commit, files = answer["sha"], map(_remote, answer["siblings"])
+    if not COMMIT.fullmatch(commit) or (COMMIT.fullmatch(revision) and commit != revision):
+        raise ValueError("another commit than was asked for")
+    return commit, {file.path: file for file in files if file}
+
+
+def _remote(item: Any) -> Remote | None:
+    """A file of the list; None if it has no size or no digest that a file can have."""
+    path, size = item["rfilename"], item.get("size")
+    digest = (item.get("lfs") or {}).get("sha256") or item.get("blobId") or ""
+    if type(size) is not int or not 0 <= size <= MAX_FILE_BYTES:
+        return None
+    sound = snapshot.DIGEST.fullmatch(digest)
+    return Remote(path=path, size=size, digest=digest) if sound else None
+
+
+def _get(url: str, link: Link, least: int = 0) -> bytes:
+    """Read a short answer into memory, a chunk past the limit at most; one of less than `least`
+    bytes has failed.
+    """
+    data = bytearray()
 
     def ask() -> bool:
-        api = HfApi(library_name="svgen")
-        try:
-            info = api.model_info(
-                source.repository,
-                revision=source.revision,
-                files_metadata=True,
-                timeout=link.timeout_s,
-            )
-        except link.failures as error:
-            response = getattr(error, "response", None)
-            if response is not None:
-                check_status(response)
-            raise
-        answer.append(info)
+        data.clear()
+        with link.client.stream(
+            "GET",
+            url,
+            headers={**link.headers, **PLAIN},
+            timeout=link.timeout_s,
+            follow_redirects=True,
+        ) as response:
+            check_status(response)
+            for chunk in response.iter_raw():
+                data.extend(chunk)
+                if len(data) > snapshot.MAX_JSON_BYTES:
+                    break
+        if len(data) < least:
+            raise BadStatus(502)
         return True
 
-    what = "the list of files"
-    with explained(source, what):
-        try:
-            link.attempt(ask)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise _network_error("the answer is not the Hub's", source, what) from None
-    commit, files = answer[0].sha or "", {}
-    for item in answer[0].siblings or ():
-        digest = (item.lfs.sha256 if item.lfs else item.blob_id) or ""
-        if snapshot.DIGEST.fullmatch(digest) and isinstance(item.size, int) and item.size >= 0:
-            files[item.rfilename] = Remote(path=item.rfilename, size=item.size, digest=digest)
-    if not COMMIT.fullmatch(commit):
-        raise _network_error("the answer is not the Hub's", source, what)
-    return commit, files
+    link.attempt(ask)
+    return bytes(data)
 
 
 def url_of(source: Source, commit: str, path: str) -> str:
@@ -110,25 +145,15 @@ def url_of(source: Source, commit: str, path: str) -> str:
 
 
 def read_small(source: Source, commit: str, file: Remote, link: Link) -> bytes:
-    """Read a small file into memory, a chunk past the limit at most."""
-    chunks: list[bytes] = []
-
-    def ask() -> bool:
-        chunks.clear()
-        url, limit = url_of(source, commit, file.path), snapshot.MAX_JSON_BYTES
-        with link.client.stream(
-            "GET", url, headers=link.headers, timeout=link.timeout_s, follow_redirects=True
-        ) as response:
-            check_status(response)
-            for chunk in response.iter_bytes():
-                chunks.append(chunk)
-                if sum(map(len, chunks)) > limit:
-                    break
-        return True
-
-    with explained(source, file.path):
-        link.attempt(ask)
-    return b"".join(chunks)
+    """Read a small file into memory; raises DownloadError if it has another hash than promised."""
+    if file.size > snapshot.MAX_JSON_BYTES:
+        raise snapshot.too_large(file.path)
+    for _ in range(TRIES):
+        with explained(source, file.path):
+            data = _get(url_of(source, commit, file.path), link, least=file.size)
+        if snapshot.digest_of(data, file.digest) == file.digest:
+            return data
+    raise wrong_bytes(file)
 
 
 @contextmanager
@@ -172,7 +197,7 @@ def _status_error(status: int, source: Source, what: str) -> SvgenError:
             why="the repository does not exist, is private, or asks to accept its licence first",
             hint=f"check the name, accept the licence at {page}, then `hf auth login` or HF_TOKEN",
         )
-    if status == 404:
+    if status == 404 and what == LISTING:
         why = f"{endpoint()} has no {what} there"
         message = f"{source.repository} at {source.revision} was not found"
         return UsageError("E_MODEL", message, why=why, hint=suggest(source.repository))
@@ -191,7 +216,7 @@ def _network_error(reason: str, source: Source, what: str) -> DownloadError:
 
 def file_error(error: OSError, model: str) -> FileError:
     """The error for a cache that cannot be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in FULL_DISK:
         return FileError(
             "E_DISK_FULL",
             f"the disk of {cache_folder()} is full",

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from svgen.errors import DownloadError
 from svgen.hub.snapshot import corrupt, feed, new_hasher
 
 RETRY_STATUS = frozenset({408, 416, 425, 429, 500, 502, 503, 504})
 MAX_WAIT_S = 60.0
+TRIES = 2  # at bytes with the right hash
+PLAIN = {"Accept-Encoding": "identity"}  # what comes is what lies there: no bomb unfolds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,12 +73,11 @@ class Link:
         while True:
             if self.stop.is_set():
                 raise Stopped
-            wait_s = 0.0
+            moved, wait_s = False, 0.0
             try:
                 if action():
                     return
-                failures = 0
-                continue
+                moved = True
             except BadStatus as error:
                 if error.status not in RETRY_STATUS or failures >= self.patience.attempts:
                     raise
@@ -83,8 +85,8 @@ class Link:
             except self.failures:
                 if failures >= self.patience.attempts:
                     raise
-            failures += 1
-            if self.stop.wait(self.patience.wait_after(failures, wait_s)):
+            failures = 0 if moved else failures + 1
+            if self.stop.wait(self.patience.wait_after(max(failures, 1), wait_s)):
                 raise Stopped
 
 
@@ -101,7 +103,7 @@ class _Partial:
     def __init__(self, path: Path, remote: Remote):
         self.remote = remote
         self.file = path.open("ab")
-        self.done = self.file.tell()
+        self.done = self.most = self.file.tell()  # most: how far it ever came
         self.hasher = new_hasher(remote.digest, remote.size)
         if self.done > remote.size:
             self.reset()
@@ -112,6 +114,13 @@ class _Partial:
         self.file.write(chunk)
         self.hasher.update(chunk)
         self.done += len(chunk)
+
+    def advanced(self) -> bool:
+        """Whether there is more now than there ever was. To come as far as before, again and again,
+        is no progress: it would never end.
+        """
+        before, self.most = self.most, max(self.most, self.done)
+        return self.done > before
 
     def reset(self) -> None:
         self.file.truncate(0)
@@ -142,29 +151,40 @@ def fetch(
     """
     partial = _Partial(partial_of(target), remote)
     try:
-        for last in (False, True):
+        for _ in range(TRIES):
             link.attempt(lambda: _stream(link, url, partial, on_bytes))
             if partial.hasher.hexdigest() == remote.digest:
                 break
             on_bytes(-partial.done)
             partial.reset()
-            if last:
-                raise corrupt(
-                    f"{remote.path} came twice with another hash than the Hub promised",
-                    why=f"its digest must be {remote.digest}",
-                    hint="look at HF_ENDPOINT and at proxies on the way, then try again",
-                )
+            partial.most = 0
+        else:
+            raise wrong_bytes(remote)
     finally:
         partial.close()
     os.replace(partial_of(target), target)
 
 
+def wrong_bytes(remote: Remote) -> DownloadError:
+    """The error for a file that never came as it was promised."""
+    return corrupt(
+        f"{remote.path} came twice with another hash than the Hub promised",
+        why=f"its digest must be {remote.digest}",
+        hint="look at HF_ENDPOINT and at proxies on the way, then try again",
+        files=[remote.path],
+    )
+
+
 def _stream(link: Link, url: str, partial: _Partial, on_bytes: Callable[[int], None]) -> bool:
-    """Make one request for what is missing: is the file complete? A break without a byte raises."""
+    """Make one request for what is missing: is the file complete?
+
+    A break that brought no new byte raises.
+    """
     before = partial.done
     if before == partial.remote.size:
         return True
-    headers = {**link.headers, "Accept-Encoding": "identity"}
+    broken: Exception | None = None
+    headers = {**link.headers, **PLAIN}
     if before:
         headers["Range"] = f"bytes={before}-"
     try:
@@ -174,9 +194,8 @@ def _stream(link: Link, url: str, partial: _Partial, on_bytes: Callable[[int], N
             if before and response.status_code in (200, 416):  # no ranges here: all of it again
                 on_bytes(-before)
                 partial.reset()
-                before = 0
             check_status(response)
-            for chunk in response.iter_bytes():
+            for chunk in response.iter_raw():
                 if link.stop.is_set():
                     raise Stopped
                 chunk = chunk[: partial.remote.size - partial.done]
@@ -184,9 +203,10 @@ def _stream(link: Link, url: str, partial: _Partial, on_bytes: Callable[[int], N
                 on_bytes(len(chunk))
                 if partial.done == partial.remote.size:
                     break
-    except link.failures:
-        if partial.done <= before:
-            raise
-    if partial.done < partial.remote.size and partial.done <= before:
-        raise BadStatus(502)  # a whole answer without a byte: treat it as a gateway's fault
-    return partial.done == partial.remote.size
+    except link.failures as error:
+        broken = error
+    if partial.done == partial.remote.size:
+        return True
+    if not partial.advanced():
+        raise broken or BadStatus(502)  # a whole answer without a new byte: a gateway's fault
+    return False

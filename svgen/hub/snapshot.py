@@ -36,6 +36,7 @@ WEIGHTS = (
 PIPELINE = "WanPipeline"
 REPAIR_HINT = "svgen models pull NAME --repair, or use another checkpoint"
 MAX_JSON_BYTES = 16 << 20
+JSON_RULE = f"it must be a JSON object of at most {MAX_JSON_BYTES:,} bytes"
 MAX_HEADER_BYTES = 100 << 20
 CHUNK_BYTES = 1 << 20
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -79,12 +80,17 @@ def corrupt(message: str, *, why: str, hint: str, **details: Any) -> DownloadErr
     return DownloadError("E_CHECKPOINT", message, why=why, hint=hint, details=details)
 
 
+def too_large(path: str) -> DownloadError:
+    """The error for a JSON file that is not read at all."""
+    message = f"{path} has more than {MAX_JSON_BYTES:,} bytes"
+    return corrupt(message, why=JSON_RULE, hint=REPAIR_HINT)
+
+
 def parse_json(data: bytes, path: str) -> dict[str, Any]:
     """Read a JSON object of bounded size; raises DownloadError for anything else."""
-    why = f"it must be a JSON object of at most {MAX_JSON_BYTES:,} bytes"
-    hint = REPAIR_HINT
+    why, hint = JSON_RULE, REPAIR_HINT
     if len(data) > MAX_JSON_BYTES:
-        raise corrupt(f"{path} has more than {MAX_JSON_BYTES:,} bytes", why=why, hint=hint)
+        raise too_large(path)
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

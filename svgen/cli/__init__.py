@@ -27,6 +27,7 @@ COMMANDS = {  # name -> its line in the help
     "quality": "Measure what sparse schedules cost, against dense attention.",
     "profile-heads": "Say which way each attention head runs, and draw it.",
     "models": "List, fetch, verify and remove models.",
+    "cache": "Show and clear what svgen keeps on disk for later runs.",
     "presets": "List, show and check presets.",
     "doctor": "Check this machine: versions, TPU, memory, disk, network.",
     "completion": "Print a script that completes commands in a shell.",

@@ -110,7 +110,9 @@ def _claim(target: Path) -> tuple[Path, int | None]:
             os.close(lock)  # Windows renames no open file
             return path, None
         if take(lock) and is_same(path, lock):
-            return path, lock
+            if os.fstat(lock).st_nlink == 1:
+                return path, lock
+            path.unlink()  # a run was killed while it renamed: the video has this name too
         os.close(lock)
     raise OSError(errno.EEXIST, "a hundred partial files are in use")
 

@@ -295,6 +295,6 @@ def make_video(
             else:  # work with the one that writes
                 deque(pipeline.decode(latents, request), maxlen=0)
         team.wait()
-    if not keep_latents and team.writes:
-        saved.delete_latents()
+    if team.writes:
+        saved.sweep(keep_latents=keep_latents)
     return written, saved.latents_path, calls

@@ -60,8 +60,7 @@ def sweep(console: Console, video: Path, request: Request, *, keep_latents: bool
     with sole_run(video):
         saved = Saved(console, video, request, Team(console))
         saved.delete_state()
-        if not keep_latents:
-            saved.delete_latents()
+        saved.sweep(keep_latents=keep_latents)
     console.note(f"{video} is whole, made by a run that was killed later: nothing to do")
 
 

@@ -142,10 +142,13 @@ class Saved:
             with partial_file(self.path):
                 pass
 
-    def delete_latents(self) -> None:
-        """Sweep up after the MP4 is whole."""
-        with suppress(OSError):
-            self.latents_path.unlink()
+    def sweep(self, *, keep_latents: bool) -> None:
+        """Sweep up after the MP4 is whole: the latents, and what a killed run had half written."""
+        if not keep_latents:
+            with suppress(OSError):
+                self.latents_path.unlink(missing_ok=True)
+        with suppress(OSError, SvgenError), partial_file(self.target):
+            pass
 
     def explain(self, error: BaseException, state: "DenoiseState | None" = None) -> SvgenError:
         """Say how to go on after an error: after `state`, which is saved, or the last one that is

@@ -71,14 +71,15 @@ class Run:
     def __init__(self, folder: Path, env, point: Point | None = None):
         self.folder, self.events, self.changed = folder, [], threading.Condition()
         program = ("-c", SUICIDE.format(point=tuple(point))) if point else ("-m", "svgen")
-        self.process = subprocess.Popen(
-            [sys.executable, *program, "generate", *ARGS, *FLAGS, "-o", str(folder / "x.mp4")],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=(folder.parent / "stderr").open("w"),
-            text=True,
-        )
+        with (folder.parent / "stderr").open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, *program, "generate", *ARGS, *FLAGS, "-o", str(folder / "x.mp4")],
+                env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
 
@@ -111,9 +112,9 @@ class Run:
         return (self.folder.parent / "stderr").read_text()
 
 
-def is_event(name: str, **values):
+def is_event(what: str, /, **values):
     return lambda event: (
-        event.get("event") == name and all(event.get(key) == value for key, value in values.items())
+        event.get("event") == what and all(event.get(key) == value for key, value in values.items())
     )
 
 

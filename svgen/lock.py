@@ -88,9 +88,9 @@ def _holder(lock: int) -> dict[str, Any]:
     try:
         found = json.loads(os.pread(lock, HOLDER_BYTES, 0))
         return {"pid": int(found["pid"])} | {
-            name: str(found[name]) for name in ("host", "since", "command")
+            name: _cut(str(found[name])) for name in ("host", "since", "command")
         }
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+    except (OSError, ValueError, OverflowError, RecursionError, KeyError, TypeError):
         return {}
 
 
@@ -101,8 +101,8 @@ def _cut(text: str) -> str:
 def _held(target: Path, holder: dict[str, Any]) -> FileError:
     who, way_out = "another svgen has it open", "wait for it"
     if holder:
-        command, pid, host = _cut(holder["command"]), holder["pid"], holder["host"]
-        who = f"pid {pid} on {host} since {holder['since']}: {command}"
+        pid, host = holder["pid"], holder["host"]
+        who = f"pid {pid} on {host} since {holder['since']}: {holder['command']}"
         way_out += f", end it with `kill {pid}`" if host == socket.gethostname() else ""
     return FileError(
         "E_HELD",

@@ -20,7 +20,7 @@ WAIT_S = 120
 SIGNALLED = """
 import os
 from svgen.cli import main
-name, mark, count, after, signals = {point!r}
+name, mark, count, after, signals = {point}
 inner, left = getattr(os, name), count
 def strike():
     for number in signals:
@@ -55,6 +55,10 @@ class Point(NamedTuple):
     after: bool
     signals: tuple[int, ...]
 
+    def __str__(self) -> str:
+        """Spell it as Python."""
+        return repr((*self[:4], tuple(map(int, self.signals))))
+
 
 class Run:
     """A process of `svgen generate`, with its events as they come and when each did."""
@@ -65,7 +69,7 @@ class Run:
         self.folder, self.errors = folder, folder.parent / "stderr"
         self.events: list[tuple[float, dict[str, Any]]] = []
         self.changed = threading.Condition()
-        program = ("-c", SIGNALLED.format(point=tuple(point))) if point else ("-m", "svgen")
+        program = ("-c", SIGNALLED.format(point=point)) if point else ("-m", "svgen")
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, *program, "generate", *ARGS, *flags, "-o", str(folder / "x.mp4")],

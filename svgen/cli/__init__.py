@@ -6,7 +6,6 @@ underscore in the file's. Nothing here imports jax.
 
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,9 +14,9 @@ from typing import Any, NoReturn
 import click
 
 from svgen import __version__
-from svgen.cli.endings import Terminated
 from svgen.cli.options import CONTEXT, Group, command_name, run_reported, spell_json
 from svgen.cli.output import Console, abandon_stdout, truthy
+from svgen.cli.stopping import take_signals
 
 COMMANDS = {  # name -> its line in the help
     "generate": "Make a video from a prompt.",
@@ -138,16 +137,6 @@ def run(args: Sequence[str]) -> int:
     return console.exit_code
 
 
-def _terminate(*_: Any) -> NoReturn:
-    raise Terminated
-
-
-def _interrupt(*_: Any) -> NoReturn:
-    """Stop in good order at the first Ctrl-C; the second ends the process at once."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    raise KeyboardInterrupt
-
-
 def main() -> NoReturn:
     """Be the `svgen` program."""
     for stream in (sys.stdout, sys.stderr):
@@ -155,9 +144,7 @@ def main() -> NoReturn:
             stream.reconfigure(
                 errors="backslashreplace"
             )  # a path or prompt that the terminal cannot show
-    signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
-        signal.signal(signal.SIGINT, _interrupt)
+    take_signals()
     if os.environ.get("_SVGEN_COMPLETE"):  # a shell asks for completions
         cli.main(sys.argv[1:], prog_name="svgen")
     code = run(sys.argv[1:])

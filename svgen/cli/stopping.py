@@ -3,12 +3,50 @@
 The second Ctrl-C does not wait.
 """
 
+import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from svgen.cli.endings import Terminated
+
+AGAIN_S = 0.05
+
+
+def take_signals() -> None:
+    """Let SIGTERM, and Ctrl-C unless it is ignored (as by nohup), end the run in good order."""
+    signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    sys.unraisablehook = _send_again
+
+
+def _terminate(*_: Any) -> NoReturn:
+    raise Terminated
+
+
+def _interrupt(*_: Any) -> NoReturn:
+    """Stop in good order at the first Ctrl-C; the second ends the process at once."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+def _send_again(lost: Any) -> None:
+    """Send a signal once more that came where nothing can be raised: in a finalizer, or in what JAX
+    calls at each collection of garbage. Python drops the exception there.
+    """
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    number = signal.SIGTERM if issubclass(lost.exc_type, Terminated) else signal.SIGINT
+    if number == signal.SIGINT:
+        signal.signal(signal.SIGINT, _interrupt)
+    again = threading.Timer(AGAIN_S, os.kill, [os.getpid(), number])
+    again.daemon = True
+    again.start()
 
 
 class Stop:

@@ -284,8 +284,6 @@ def make_video(
         if latents is None:
             latents, calls = denoise(console, pipeline, request, saved, stop, text=text)
             saved.write_latents(latents)
-        else:
-            saved.delete_state()
         stop.end()
         with saved.keeping_latents():
             stop.raise_if_wanted()
@@ -295,6 +293,7 @@ def make_video(
             else:  # work with the one that writes
                 deque(pipeline.decode(latents, request), maxlen=0)
         team.wait()
+    saved.delete_state()
     if team.writes:
         saved.sweep(keep_latents=keep_latents)
     return written, saved.latents_path, calls

@@ -143,6 +143,7 @@ CODES: dict[str, tuple[type[SvgenError], str]] = {
     ),
     "E_DISK_FULL": (FileError, "too little space on the disk"),
     "E_WRITE": (FileError, "a file or folder cannot be written"),
+    "E_HELD": (FileError, "another run is making the same output"),
     "E_READ": (FileError, "a file or folder cannot be read"),
     "E_ENCODE": (FileError, "ffmpeg failed"),
     "E_MEMORY": (OutOfMemory, "too little host or accelerator memory"),

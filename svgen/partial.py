@@ -71,17 +71,26 @@ def _partial_name(target: Path, number: int) -> str:
 @contextlib.contextmanager
 def partial_file(target: Path) -> Iterator[Path]:
     """Hold a partial file beside the target, locked against other runs; delete it if left over."""
+    with locked_partial(target) as (path, _):
+        yield path
+
+
+@contextlib.contextmanager
+def locked_partial(target: Path) -> Iterator[tuple[Path, int | None]]:
+    """Like `partial_file`, with the open file that holds the lock, where there are locks: a child
+    that inherits it keeps the lock for as long as it lives.
+    """
     try:
         path, lock = _claim(target)
     except OSError as error:
         raise write_error(target, error) from error
     try:
-        yield path
+        yield path, lock
     finally:
         if lock is None:
             path.unlink(missing_ok=True)
         else:
-            if _is_same(path, lock):
+            if is_same(path, lock):
                 path.unlink()
             os.close(lock)
 
@@ -100,13 +109,16 @@ def _claim(target: Path) -> tuple[Path, int | None]:
         if fcntl is None:
             os.close(lock)  # Windows renames no open file
             return path, None
-        if _take(lock) and _is_same(path, lock):
-            return path, lock
+        if take(lock) and is_same(path, lock):
+            if os.fstat(lock).st_nlink == 1:
+                return path, lock
+            path.unlink()  # a run was killed while it renamed: the video has this name too
         os.close(lock)
     raise OSError(errno.EEXIST, "a hundred partial files are in use")
 
 
-def _take(lock: int) -> bool:
+def take(lock: int) -> bool:
+    """Lock an open file for this process, unless another one has it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -116,7 +128,7 @@ def _take(lock: int) -> bool:
     return True
 
 
-def _is_same(path: Path, opened: int) -> bool:
+def is_same(path: Path, opened: int) -> bool:
     """Whether the name still stands for the file that was opened."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(opened))

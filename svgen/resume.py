@@ -31,11 +31,19 @@ LEAST = {  # whole numbers of a request
 }
 MOST = 2**63 - 1
 SHOWN_LETTERS = 100  # of a value in a message
+STEM_BYTES = 200  # of the video's name in theirs: a file name has 255, and suffixes are added
 
 
 def latents_path(video: Path, request: Request) -> Path:
     """Where the latents of a video lie: beside it, under a name that only this request has."""
-    return video.with_name(f"{video.stem}-{request.fingerprint[:8]}.latents.safetensors")
+    return _beside(video, request, "latents")
+
+
+def _beside(video: Path, request: Request, kind: str) -> Path:
+    stem, letters = video.stem, os.fsencode(video.stem)
+    if len(letters) > STEM_BYTES:
+        stem = letters[:STEM_BYTES].decode("utf-8", "ignore")
+    return video.with_name(f"{stem}-{request.fingerprint[:8]}.{kind}.safetensors")
 
 
 def save_latents(path: Path, latents: np.ndarray, request: Request) -> None:
@@ -46,7 +54,7 @@ def save_latents(path: Path, latents: np.ndarray, request: Request) -> None:
 
 def state_path(video: Path, request: Request) -> Path:
     """Where the state of an unfinished run lies: beside its video, as `latents_path`."""
-    return video.with_name(f"{video.stem}-{request.fingerprint[:8]}.state.safetensors")
+    return _beside(video, request, "state")
 
 
 def save_state(path: Path, state: Mapping[str, np.ndarray], request: Request) -> None:
@@ -63,48 +71,75 @@ def load_state(
 
     Raises UsageError (E_STATE) for a file that is no state of this request, with latents `shape`.
     """
+    wanted = {name: ("I32", []) if name == "step" else ("F32", list(shape)) for name in STATE}
+    state = _load_own(path, request, STATE_SCHEMA, wanted)
+    if state is not None and not 0 < int(state["step"]) <= request.steps:
+        raise _no_state(path, f"it has done {int(state['step'])} of {request.steps} steps")
+    return state
+
+
+def load_finished(path: Path, request: Request, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Read the latents that a run of this request ended with; None if there is no such file.
+
+    Raises UsageError (E_STATE) for a file that does not hold this request's latents, of `shape`.
+    """
+    found = _load_own(path, request, SCHEMA, {"latents": ("F32", list(shape))})
+    return None if found is None else found["latents"]
+
+
+def _load_own(
+    path: Path, request: Request, schema: str, wanted: Mapping[str, tuple[str, list[int]]]
+) -> dict[str, np.ndarray] | None:
+    """Read the `wanted` tensors (type, shape) of this request and version; None without a file."""
     if not os.path.lexists(path):
         return None
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
-            if metadata.get("schema") != STATE_SCHEMA:
-                raise _no_state(path, f"its header does not say {STATE_SCHEMA}")
-            differing = _differing(request, metadata)
+            if metadata.get("schema") != schema:
+                raise _no_state(path, f"its header does not say {schema}")
+            differing = differences(request, metadata)
             if differing:
-                raise _no_state(path, f"it is of another request: {', '.join(differing)} differ")
-            _check_state(path, file, shape)
-            state = {name: file.get_tensor(name) for name in STATE}
+                raise _no_state(path, f"it is of another request: {'; '.join(differing.values())}")
+            _check_header(path, file, wanted)
+            found = {name: file.get_tensor(name) for name in wanted}
     except (OSError, SafetensorError) as error:
         raise _no_state(path, str(error)) from error
-    if not 0 < int(state["step"]) <= request.steps:
-        raise _no_state(path, f"it has done {int(state['step'])} of {request.steps} steps")
-    if not all(np.isfinite(value).all() for value in state.values()):
+    if not all(np.isfinite(value).all() for value in found.values()):
         raise _no_state(path, "it holds NaN or infinity")
-    return state
+    return found
 
 
-def _differing(request: Request, metadata: Mapping[str, str]) -> list[str]:
-    """Fields in which the request of a file is not this one."""
+def differences(request: Request, metadata: Mapping[str, str]) -> dict[str, str]:
+    """Fields in which the request of a file is not this one, each with both values in words."""
     try:
         stored = json.loads(metadata.get("request", ""))
         stored = stored if isinstance(stored, dict) else {}
     except (ValueError, RecursionError):
         stored = {}
     wanted = json.loads(json.dumps(request.as_json()))
-    found = [name for name in wanted if stored.get(name) != wanted[name]]
-    return found if metadata.get("svgen") == __version__ else [*found, "svgen's version"]
+    pairs = {name: (stored.get(name), value) for name, value in wanted.items()}
+    pairs["svgen's version"] = (metadata.get("svgen"), __version__)
+    return {
+        name: f"{name} differs ({_shown(there)} there, {_shown(here)} here)"
+        for name, (there, here) in pairs.items()
+        if there != here
+    }
 
 
-def _check_state(path: Path, file: Any, shape: tuple[int, ...]) -> None:
-    """Hold a state's header against what it must be, before anything is read."""
-    if sorted(file.keys()) != sorted(STATE):
-        raise _no_state(path, f"it must hold {', '.join(STATE)}")
-    for name in STATE:
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}..."
+
+
+def _check_header(path: Path, file: Any, wanted: Mapping[str, tuple[str, list[int]]]) -> None:
+    """Hold a header against what it must be, before anything is read."""
+    if sorted(file.keys()) != sorted(wanted):
+        raise _no_state(path, f"it must hold {', '.join(wanted)}")
+    for name, expected in wanted.items():
         part = file.get_slice(name)
-        wanted = ("I32", []) if name == "step" else ("F32", list(shape))
-        if (part.get_dtype(), part.get_shape()) != wanted:
-            raise _no_state(path, f"{name} is {part.get_dtype()}{part.get_shape()}, not {wanted}")
+        if (part.get_dtype(), part.get_shape()) != expected:
+            raise _no_state(path, f"{name} is {part.get_dtype()}{part.get_shape()}, not {expected}")
 
 
 def _no_state(path: Path, why: str) -> SvgenError:

@@ -18,7 +18,7 @@ import imageio_ffmpeg
 import numpy as np
 
 from svgen.errors import FileError, MachineError, NumericalError
-from svgen.partial import check_output, check_space, partial_file, publish, sync, write_error
+from svgen.partial import check_output, check_space, locked_partial, publish, sync, write_error
 from svgen.recipe import comment_of, read_recipe
 
 __all__ = [
@@ -118,8 +118,9 @@ def write_video(
     if frame_count is not None:
         need = needed_bytes(frames=frame_count, width_px=width_px, height_px=height_px)
         check_space(path.parent, need)
-    with partial_file(path) as partial:
-        frames = _encode(chunks, partial, encoding=encoding, comment=comment, exe=exe)
+    with locked_partial(path) as (partial, lock):
+        coding = {"encoding": encoding, "comment": comment, "exe": exe, "lock": lock}
+        frames = _encode(chunks, partial, **coding)
         if frame_count not in (None, frames):
             raise ValueError(f"{frames} frames came, {frame_count} were announced")
         try:
@@ -186,13 +187,16 @@ def _encode(
     encoding: _Encoding,
     comment: str | None,
     exe: str,
+    lock: int | None = None,
 ) -> int:
-    """Run ffmpeg over all frames and return how many there were."""
+    """Run ffmpeg over all frames and return how many there were. It inherits the target's lock, for
+    where it outlives svgen no other run may write there.
+    """
     frames, broken = 0, False
     with contextlib.ExitStack() as stack:
         metadata = stack.enter_context(_metadata(comment))
         command = _command(exe, target, encoding, metadata)
-        process, log = stack.enter_context(_running(command))
+        process, log = stack.enter_context(_running(command, lock))
         for chunk in chunks:
             data = _cropped(chunk, encoding)
             frames += len(data)
@@ -254,14 +258,19 @@ def _metadata(comment: str | None) -> Iterator[Path | None]:
 
 
 @contextlib.contextmanager
-def _running(command: list[str]) -> Iterator[tuple[subprocess.Popen, deque[str]]]:
+def _running(
+    command: list[str], lock: int | None = None
+) -> Iterator[tuple[subprocess.Popen, deque[str]]]:
     """Start ffmpeg, collect the end of its stderr as it comes, and end it whatever happens.
 
     It gets a process group of its own: Ctrl-C is svgen's to answer, not the encoder's.
     """
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    held = () if lock is None else (lock,)
     try:
-        process = subprocess.Popen(command, stdin=pipe, stdout=null, stderr=pipe, process_group=0)
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=null, stderr=pipe, process_group=0, pass_fds=held
+        )
     except OSError as error:
         raise _no_ffmpeg(f"{command[0]}: {error.strerror or error}") from error
     log: deque[str] = deque(maxlen=40)

@@ -27,6 +27,7 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "attention": {"kernels", "config", "grid", "errors"},
     "models": {"attention", "config", "errors", "kernels.heads"},
     "partial": {"errors"},
+    "lock": {"errors", "partial"},
     "recipe": {"config", "errors"},
     "tokenizer": {"config", "errors"},
     "checkpoint": {"config", "models.keys", "sharding", "tensors"},

@@ -98,6 +98,23 @@ def test_partial_file_of_a_killed_run_is_taken_over(tmp_path):
     assert os.listdir(tmp_path) == ["video.mp4"]
 
 
+def test_partial_file_that_is_the_video_too_is_not_written_into(tmp_path, monkeypatch):
+    """As a run leaves it that is killed between its video's new name and the end of the old one."""
+    path = tmp_path / "video.mp4"
+    write(path)
+    os.link(path, tmp_path / ".video.partial.mp4")
+    whole = path.read_bytes()
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("svgen.video.publish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write(path, [moving(9, 16, 32)], overwrite=True)
+    assert path.read_bytes() == whole
+    assert os.listdir(tmp_path) == ["video.mp4"]
+
+
 def test_partial_name_that_is_a_link_is_passed_by(tmp_path):
     (tmp_path / "precious").write_text("data")
     (tmp_path / ".video.partial.mp4").symlink_to("precious")

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from svgen.errors import FileError, MachineError, NumericalError, UsageError
+from svgen.partial import partial_file
 from svgen.video import check_output, ffmpeg_exe, needed_bytes, to_uint8
+from tests.followed import wait_until
 from tests.mp4 import read_mp4
 from tests.videos import decoded, moving, noise, recipe, write
 
@@ -305,3 +307,39 @@ def test_to_uint8_wants_floats():
 def test_no_jax_is_loaded():
     text = "import sys, svgen.video, svgen.cli.naming; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", text], cwd=ROOT, check=False).returncode == 0
+
+
+ORPHAN = """
+import os, signal, sys
+from pathlib import Path
+from tests.videos import moving, write
+
+def chunks():
+    while not Path(sys.argv[1], "encoder").exists():
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield moving(5, 16, 32)
+
+write(Path(sys.argv[1], "video.mp4"), chunks(), ffmpeg=sys.argv[2])
+"""
+
+
+def test_encoder_that_outlives_its_run_keeps_its_file_to_itself(tmp_path):
+    ready = f"echo $$ > {tmp_path}/new && mv {tmp_path}/new {tmp_path}/encoder"
+    encoder = tmp_path / "slow"
+    encoder.write_text(f"#!/bin/sh\n{ready}\nexec sleep 600\n")
+    encoder.chmod(0o700)
+    command = [sys.executable, "-c", ORPHAN, str(tmp_path), str(encoder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run(command, env=environment, cwd=ROOT, check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+
+    def free_name() -> str:
+        with partial_file(tmp_path / "video.mp4") as path:
+            return path.name
+
+    try:
+        assert free_name() == ".video.1.partial.mp4"
+    finally:
+        os.kill(int((tmp_path / "encoder").read_text()), signal.SIGKILL)
+    assert wait_until(lambda: free_name() == ".video.partial.mp4")

@@ -6,18 +6,17 @@ underscore in the file's. Nothing here imports jax.
 
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from svgen import __version__
-from svgen.cli.endings import Terminated
 from svgen.cli.options import CONTEXT, Group, command_name, run_reported, spell_json
 from svgen.cli.output import Console, truthy
+from svgen.cli.stopping import take_signals
 from svgen.cli.streams import abandon, give_up_stdout, occupy_closed
 from svgen.errors import FULL_DISK
 
@@ -29,6 +28,7 @@ COMMANDS = {  # name -> its line in the help
     "quality": "Measure what sparse schedules cost, against dense attention.",
     "profile-heads": "Say which way each attention head runs, and draw it.",
     "models": "List, fetch, verify and remove models.",
+    "cache": "Show and clear what svgen keeps on disk for later runs.",
     "presets": "List, show and check presets.",
     "doctor": "Check this machine: versions, TPU, memory, disk, network.",
     "completion": "Print a script that completes commands in a shell.",
@@ -143,16 +143,6 @@ def run(args: Sequence[str]) -> int:
     return console.exit_code
 
 
-def _terminate(*_: Any) -> NoReturn:
-    raise Terminated
-
-
-def _interrupt(*_: Any) -> NoReturn:
-    """Stop in good order at the first Ctrl-C; the second ends the process at once."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    raise KeyboardInterrupt
-
-
 def main() -> NoReturn:
     """Be the `svgen` program."""
     occupy_closed()
@@ -161,9 +151,7 @@ def main() -> NoReturn:
             stream.reconfigure(
                 errors="backslashreplace"
             )  # a path or prompt that the terminal cannot show
-    signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
-        signal.signal(signal.SIGINT, _interrupt)
+    take_signals()
     if os.environ.get("_SVGEN_COMPLETE"):  # a shell asks for completions
         cli.main(sys.argv[1:], prog_name="svgen")
     code = run(sys.argv[1:])

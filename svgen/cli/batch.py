@@ -11,7 +11,7 @@ compiled is used again.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -21,6 +21,7 @@ import click
 
 from svgen.cli.endings import explain
 from svgen.cli.hosts import hosts_of
+from svgen.cli.leftovers import is_finished, is_unswept, sweep
 from svgen.cli.output import Console
 from svgen.cli.planning import (
     EXISTING,
@@ -36,7 +37,7 @@ from svgen.cli.prompts import SHOWN_LETTERS, read_text
 from svgen.cli.settings import FLAG, KINDS, kinds_of, options_of
 from svgen.config import Request
 from svgen.errors import InternalError, Interrupted, NumericalError, SvgenError, UsageError
-from svgen.recipe import read_recipe
+from svgen.lock import check_free
 
 if TYPE_CHECKING:
     from svgen.pipeline import Pipeline, Stage
@@ -71,6 +72,9 @@ def run_batch(console: Console, options: Mapping[str, Any], origins: Mapping[str
         rows = [_row(item, "planned") | describe(item.run) for item in items]
         console.result({"items": rows, "dry_run": True}, [row["output"] for row in rows])
         return
+    for item in items:
+        if not item.finished:
+            check_free(item.run.output)
     rows = make_videos(console, items, options)
     counts = {
         state: sum(row["state"] == state for row in rows) for state in ("done", "skipped", "failed")
@@ -221,13 +225,6 @@ def _item(
     return Item(line=line, run=run, options=options, finished=finished or skipped)
 
 
-def is_finished(path: Path, request: Request) -> bool:
-    """Whether a file is the video of this request: its recipe says so."""
-    with suppress(SvgenError):
-        return read_recipe(path)["request"] == json.loads(json.dumps(request.as_json()))
-    return False
-
-
 def _of_line(problem: SvgenError, path: Path, line: int) -> SvgenError:
     """Say which line a problem is in; what is no line's own stays as it is."""
     if not isinstance(problem, UsageError):
@@ -272,6 +269,9 @@ def make_videos(
     with _kept(pipelines):
         for item in items:
             row = _row(item, "skipped" if item.finished else "done")
+            if item.finished and is_unswept(item.run.output, item.run.request):
+                with _surviving(failed, item):
+                    _sweep(console, item)
             if not item.finished and item.line not in failed:
                 with _surviving(failed, item):
                     row |= _make(console, item, pipelines[_key(item)], texts.pop(item.line))
@@ -330,23 +330,31 @@ def _alone(problem: SvgenError) -> SvgenError:
 def _make(console: Console, item: Item, pipeline: "Pipeline", text: Any) -> dict[str, Any]:
     """Make one video; returns what its row says of it."""
     from svgen.cli.execution import make_video, recipe_of
+    from svgen.lock import sole_run
 
     request, options, recipe = item.run.request, item.options, None
     console.note(f"line {item.line}: seed {request.seed}, {item.run.output}")
     told = len(console.warnings)
     if not options["no_metadata"]:
         recipe = recipe_of(request, with_prompt=not options["no_prompt_metadata"])
-    written, _, calls = make_video(
-        console,
-        pipeline,
-        request,
-        item.run.output,
-        keep_latents=options["keep_latents"],
-        text=text,
-        recipe=recipe,
-        overwrite=options["overwrite"],
-    )
+    with sole_run(item.run.output):
+        written, _, calls = make_video(
+            console,
+            pipeline,
+            request,
+            item.run.output,
+            keep_latents=options["keep_latents"],
+            text=text,
+            save_every=options["save_every"],
+            recipe=recipe,
+            overwrite=options["overwrite"],
+        )
     return {"bytes": written.size_bytes, "calls": calls, "warnings": console.warnings[told:]}
+
+
+def _sweep(console: Console, item: Item) -> None:
+    keep = item.options["keep_latents"]
+    sweep(console, item.run.output, item.run.request, keep_latents=keep)
 
 
 def _row(item: Item, state: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`svgen decode`: latents that a run has saved become an MP4."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,7 @@ def command(console: Console, latents: str, **options: Any) -> None:
       svgen decode cat-1a2b3c4d.latents.safetensors --model ./wan2.1-1.3b
     """
     from svgen.cli.execution import decode, recipe_of, target_of
+    from svgen.lock import sole_run
     from svgen.resume import load_latents
 
     options["json"] = console.json
@@ -119,7 +121,8 @@ def command(console: Console, latents: str, **options: Any) -> None:
     recipe = None
     if not options["no_metadata"]:
         recipe = recipe_of(request, with_prompt=not options["no_prompt_metadata"])
-    with target_of(console, output, to_stdout=to_stdout) as target:
+    alone = nullcontext() if to_stdout else sole_run(output)
+    with alone, target_of(console, output, to_stdout=to_stdout) as target:
         written = decode(
             console,
             pipeline,

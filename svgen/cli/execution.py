@@ -2,29 +2,27 @@
 write the MP4.
 """
 
-import shlex
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from svgen import __version__
-from svgen.cli.endings import explain
-from svgen.cli.hosts import PeerWatch, lost, shared_state
+from svgen.cli.hosts import PeerWatch, lost
 from svgen.cli.memory import advised, check_memory
 from svgen.cli.output import NORMAL, Console
+from svgen.cli.saving import Saved
 from svgen.cli.stopping import Stop, stopping_between_steps
 from svgen.cli.watch import Watch
 from svgen.config import Request
-from svgen.errors import NumericalError, SvgenError
 from svgen.hub.source import DEMO_NAME
 from svgen.partial import write_error
-from svgen.resume import latents_path, load_state, save_latents, save_state, state_path
 from svgen.video import Written, write_video
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 COMPILING = "compiling (first run; cached afterwards)"
 # Stages that wait for the compiler.
 COMPILED = ("compile the step", "encode the prompt", "look at the heads")
-SAVE_EVERY_S = 60.0  # at most so much of a run is lost; a state is five times the latents
 PATIENCE_S = 1.0  # a wait that lasts longer is explained
 
 
@@ -144,7 +141,7 @@ class Team:
         self.console, self.count, self.writes = console, count, index == 0
 
     @contextmanager
-    def watched(self, saved: "Saved") -> Iterator[None]:
+    def watched(self, saved: Saved) -> Iterator[None]:
         """End this process, its state saved, when another one dies in the block.
 
         Whoever waits for a dead process waits for ever, or gets an error of no meaning.
@@ -175,79 +172,14 @@ class Team:
             sync_global_devices("svgen is done")
 
 
-class Saved:
-    """The state of a run on disk: read at its start, written now and then, deleted at its end."""
-
-    def __init__(self, console: Console, path: Path, request: Request, team: Team):
-        self.console, self.path, self.request, self.team = console, path, request, team
-        self.written = time.monotonic()
-        self.last: dict[str, np.ndarray] = {}  # in a team, whose buffers may die with a peer
-
-    def read(self, pipeline: "Pipeline") -> "DenoiseState | None":
-        """The state to go on from, if a former run has left one."""
-        from svgen.scheduler import DenoiseState
-
-        shape = pipeline.latents_shape(self.request)
-        found = load_state(self.path, self.request, shape) if self.team.writes else None
-        if self.team.count > 1:  # all go on where the one that writes can
-            found = shared_state(found, shape)
-        if found is None:
-            return None
-        self.console.note(
-            f"going on after step {int(found['step'])} of {self.request.steps}: {self.path}"
-        )
-        return DenoiseState(**found)
-
-    def write(self, state: "DenoiseState", *, least_s: float = 0.0) -> None:
-        """Write a state, unless the last one is younger than `least_s`."""
-        if self.team.count > 1:
-            self.last = {name: np.array(value) for name, value in state._asdict().items()}
-        if time.monotonic() - self.written < least_s or not self.team.writes:
-            return
-        self._save(state._asdict())
-
-    def _save(self, state: Mapping[str, np.ndarray]) -> None:
-        save_state(self.path, state, self.request)
-        self.written = time.monotonic()
-        self.console.event("saved", kind="state", path=self.path)
-
-    def explain(self, error: BaseException, state: "DenoiseState | None" = None) -> SvgenError:
-        """Say how to go on after an error: after `state`, which is saved, or the last one that is
-        known.
-        """
-        problem = explain(error)
-        if state is None and self.last:
-            self._save(self.last)
-        step = int(state.step if state is not None else self.last.get("step", 0))
-        if step:
-            problem.details["state"] = str(self.path)
-            again = f"the same command with --seed {self.request.seed} goes on after step {step}"
-            problem.hint = f"{problem.hint}; {again}" if problem.hint else again
-        return problem
-
-    @contextmanager
-    def good_kept(self) -> Iterator[None]:
-        """Save the last good state of a block whose numbers go bad, and say where it is."""
-        try:
-            yield
-        except NumericalError as error:
-            step = int(error.state.step) if error.state is not None else 0
-            if step:
-                self.write(error.state)
-                error.details["state"] = str(self.path)
-                kept = f"the good latents after step {step} are kept in {self.path}"
-                error.hint += f"; {kept}, and the same command with --seed "
-                error.hint += f"{self.request.seed} goes on from them"
-            raise
-
-    def delete(self) -> None:
-        """Sweep up after a run that has ended well."""
-        with suppress(OSError):
-            self.path.unlink()
-
-
 def denoise(
-    console: Console, pipeline: "Pipeline", request: Request, saved: Saved, text: Any = None
+    console: Console,
+    pipeline: "Pipeline",
+    request: Request,
+    saved: Saved,
+    stop: Stop,
+    *,
+    text: Any = None,
 ) -> tuple[np.ndarray, dict[str, int]]:
     """Embed (unless the `text` is given) and denoise one request; returns its latents on the host,
     and how many calls of heads ran by each route, in this process.
@@ -260,13 +192,11 @@ def denoise(
     text = pipeline.embed(request) if text is None else text
     start, others = time.perf_counter(), sum(console.timings.values())
     latents, calls = begin.latents if begin else None, np.zeros(len(ROUTES), np.int64)
-    stop = None
-    with console.bar(request.steps, "denoise") as bar, saved.good_kept(), ExitStack() as signals:
+    with console.bar(request.steps, "denoise") as bar, saved.good_kept():
         if done:
             bar.update(done)
         for step in pipeline.denoise(request, text, begin):
-            # Loading and compiling, before the first step, stop at once.
-            stop = stop or signals.enter_context(stopping_between_steps())
+            stop.listen()  # loading and compiling, before the first step, stop at once
             latents = step.state.latents
             calls += np.asarray(count_calls(step.record))
             bar.update()
@@ -282,10 +212,11 @@ def denoise(
 
 def _pause(saved: Saved, state: "DenoiseState", stop: Stop) -> None:
     """Between two steps: save the state if it is time to, and stop if that is wanted."""
-    if not stop.wanted:
-        saved.write(state, least_s=SAVE_EVERY_S)
-        return
     saved.write(state)
+    if not stop.wanted:
+        return
+    if saved.step < int(state.step):
+        saved.write(state, now=True)
     try:
         stop.raise_if_wanted()
     except KeyboardInterrupt as error:
@@ -342,46 +273,34 @@ def make_video(
     keep_latents: bool,
     team: Team | None = None,
     text: Any = None,
+    save_every: float | None = None,
+    resumable: bool = True,
     **options: Any,
 ) -> tuple[Written | None, Path, dict[str, int]]:
     """Run one request from prompt (or its embedded `text`) to MP4; also returns where its latents
-    are kept, and its calls by route. The latents are saved before decoding, and deleted when the
-    MP4 is whole.
+    are kept, and its calls by route (none, if a former run has taken all steps). The latents are
+    saved before decoding, and deleted when the MP4 is whole.
 
     Of a team, one process writes; the others work with it and return no file.
     """
     team = team or Team(console)
-    saved = Saved(console, state_path(target, request), request, team)
-    with team.watched(saved), advised(pipeline, request):
-        latents, calls = denoise(console, pipeline, request, saved, text)
-        if not team.writes:
-            for _ in pipeline.decode(latents, request):
-                pass
-            team.wait()
-            return None, target, calls
-        saved.last = {}  # the latents are worth more
-        kept = latents_path(target, request)
-        save_latents(kept, latents, request)
-        saved.delete()
-        console.detail(f"latents saved: {kept}")
-        console.event("saved", kind="latents", path=kept)
-        with keeping(kept):
-            written = decode(console, pipeline, latents, request, target, **options)
+    saved = Saved(console, target, request, team, every_s=save_every, resumable=resumable)
+    advice = advised(pipeline, request)
+    with saved.explaining(), team.watched(saved), advice, stopping_between_steps() as stop:
+        latents, calls = saved.read_latents(pipeline), {}
+        if latents is None:
+            latents, calls = denoise(console, pipeline, request, saved, stop, text=text)
+            saved.write_latents(latents)
+        stop.end()
+        with saved.keeping_latents():
+            stop.raise_if_wanted()
+            written = None
+            if team.writes:
+                written = decode(console, pipeline, latents, request, target, **options)
+            else:  # work with the one that writes
+                deque(pipeline.decode(latents, request), maxlen=0)
         team.wait()
-    if not keep_latents:
-        with suppress(OSError):
-            kept.unlink()
-    return written, kept, calls
-
-
-@contextmanager
-def keeping(latents: Path) -> Iterator[None]:
-    """Say, with whatever ends the block, that the latents are kept and how to decode them."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as error:
-        problem = explain(error)
-        problem.details["latents"] = str(latents)
-        again = f"the latents are kept: svgen decode {shlex.quote(str(latents))} -o NAME.mp4"
-        problem.hint = f"{problem.hint}; {again}" if problem.hint else again
-        raise problem from error
+    saved.delete_state()
+    if team.writes:
+        saved.sweep(keep_latents=keep_latents)
+    return written, saved.latents_path, calls

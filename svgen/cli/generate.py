@@ -1,10 +1,12 @@
 """`svgen generate`: a prompt becomes an MP4."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import click
 
 from svgen.cli.hosts import hosts_options
+from svgen.cli.leftovers import adopt_seed, place, sweep
 from svgen.cli.options import (
     DURATION,
     RESOLUTION,
@@ -21,14 +23,16 @@ from svgen.cli.settings import Configured, origins_of
 def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, Any]:
     """Run what was planned; returns the data of the result."""
     from svgen.cli.execution import Team, make_video, opened, recipe_of, target_of
+    from svgen.lock import sole_run
 
     request = run.request
     team = Team(console, run.device.processes, run.device.process)
-    pipeline = opened(console, run, options)
+    alone = sole_run(run.output) if team.writes and not run.to_stdout else nullcontext()
     recipe = None
     if not options["no_metadata"]:
         recipe = recipe_of(request, with_prompt=not options["no_prompt_metadata"])
-    with target_of(console, run.output, to_stdout=run.to_stdout) as target:
+    with alone, target_of(console, run.output, to_stdout=run.to_stdout) as target:
+        pipeline = opened(console, run, options)
         written, latents, calls = make_video(
             console,
             pipeline,
@@ -36,6 +40,8 @@ def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, A
             target,
             keep_latents=options["keep_latents"],
             team=team,
+            save_every=options["save_every"],
+            resumable=not run.to_stdout,
             recipe=recipe,
             overwrite=options["overwrite"],
         )
@@ -46,6 +52,17 @@ def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, A
     }
     data = {**describe(run), **found}
     return data | ({"latents": str(latents)} if options["keep_latents"] else {})
+
+
+def _is_done(console: Console, run: Run, options: dict[str, Any]) -> bool:
+    """Whether the video is there and stays; what a killed run has left beside it is swept up."""
+    if run.to_stdout or options["overwrite"] or not run.output.exists():
+        return False
+    if options["skip_existing"]:
+        console.note(f"{run.output} is there already: nothing to do")
+    elif not options["dry_run"]:
+        sweep(console, run.output, run.request, keep_latents=options["keep_latents"])
+    return True
 
 
 @click.command(cls=Configured)
@@ -79,6 +96,12 @@ def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, A
 @hosts_options
 @rare_option("--dtype", type=click.Choice(DTYPES), default="auto", help="Of weights and products.")
 @rare_option("--keep-latents", is_flag=True, help="Keep the latents beside the MP4.")
+@rare_option(
+    "--save-every",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Of states to go on from. Default: as often as takes less than 1 % of the time.",
+)
 @rare_option("--no-metadata", is_flag=True, help="Store no recipe in the MP4.")
 @rare_option("--no-prompt-metadata", is_flag=True, help="Store the recipe without the prompts.")
 @rare_option("--offline", is_flag=True, help="Never use the network.")
@@ -106,11 +129,11 @@ def command(console: Console, **options: Any) -> None:
 
         run_batch(console, options, origins)
         return
-    run = plan_run(options, origins, stages_of(console), console.leave)
+    stages, give_up = stages_of(console), console.leave
+    run = plan_run(options, origins, stages, give_up, place=place, adopt=adopt_seed)
     if run.device.process > 0:
         console.mute()
-    if options["skip_existing"] and run.output.exists():
-        console.note(f"{run.output} is there already: nothing to do")
+    if _is_done(console, run, options):
         console.result({**describe(run), "skipped": True}, [str(run.output)])
         return
     say_run(console, run)

@@ -157,6 +157,16 @@ def shared_state(own: Mapping[str, Any] | None, shape: tuple[int, ...]) -> dict[
     return {name: np.asarray(found[name]) for name in STATE} if int(found["step"]) else None
 
 
+def shared_latents(own: Any | None, shape: tuple[int, ...]) -> Any | None:
+    """The latents that process 0 has on its disk, on every process; None if it has none."""
+    import numpy as np
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    here = np.zeros(shape, np.float32) if own is None else own
+    there, latents = broadcast_one_to_all((np.int32(own is not None), here))
+    return np.asarray(latents) if int(there) else None
+
+
 def lost(why: str = "") -> MachineError:
     """The error for a peer that has died."""
     return MachineError(

@@ -92,10 +92,11 @@ def _announce(console: Console, plan: hub.Plan, yes: bool) -> None:
     plan.check_space()
     ask = plan.fetch_bytes > ASK_FROM_BYTES and not yes
     if ask and sys.stdin is not None and sys.stdin.isatty():
-        _confirm(f"Fetch {fetch}?", "a download of this size is confirmed first")
+        confirm(f"Fetch {fetch}?", "a download of this size is confirmed first")
 
 
-def _confirm(question: str, why: str) -> None:
+def confirm(question: str, why: str) -> None:
+    """Ask a person; raise UsageError unless the answer is yes."""
     if not click.confirm(question, err=True):
         raise UsageError("E_USAGE", "stopped: the answer was no", why=why, hint="--yes answers it")
 
@@ -216,7 +217,7 @@ def rm_command(console: Console, model: str, yes: bool) -> None:
     if here and not yes and sys.stdin is not None and sys.stdin.isatty():
         entry = entry_of(source.repository)
         again = f"; it is fetched again with svgen models pull {entry.name}" if entry else ""
-        _confirm(f"Delete {size_text(here.disk_bytes)} of {source.repository}{again}?", "")
+        confirm(f"Delete {size_text(here.disk_bytes)} of {source.repository}{again}?", "")
     freed = hub.remove(model)
     data = {"model": model, "repository": source.repository, "freed_bytes": freed}
     console.result(data, [f"{source.repository}: {size_text(freed)} freed"])

@@ -86,11 +86,13 @@ def plan_run(
     *,
     place: Place | None = None,
     opener: Callable[..., "Pipeline | None"] | None = None,
+    adopt: Callable[[Mapping[str, Any], Resolved], Resolved] = lambda options, resolved: resolved,
 ) -> Run:
     """Resolve and check everything that can be known before weights are loaded, and raise all
     problems at once. `origins` says where each option that was set came from; `give_up` ends the
     process with an error where other processes do not come; `place` says where the result goes
-    (default: `plan_output`, a video), `opener` opens the pipeline, as `open_pipeline` does.
+    (default: `plan_output`, a video), `opener` opens the pipeline, as `open_pipeline` does, `adopt`
+    may give a run another seed than the one it has drawn.
     """
     place, opener = place or plan_output, opener or open_pipeline
     said, problems, machine = origins or {}, Collected(), Collected()
@@ -123,7 +125,9 @@ def plan_run(
         parameters=pipeline.parameters if pipeline else None,
     )
     problems += resolved.problems
-    if device and device.processes > 1 and resolved.origin.get("seed") == "drawn":
+    drawn = resolved.origin.get("seed") == "drawn"
+    resolved = adopt(options, resolved) if drawn and not problems else resolved
+    if device and device.processes > 1 and drawn:
         seed = shared_seed(resolved.request.seed)
         resolved = replace(resolved, request=replace(resolved.request, seed=seed))
     sized = not resolved.problems

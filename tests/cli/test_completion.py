@@ -32,7 +32,12 @@ def test_unknown_shell_is_an_error(capsys):
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("svgen gen", "generate"), ("svgen generate --dt", "--dtype"), ("svgen models ve", "verify")],
+    [
+        ("svgen gen", "generate"),
+        ("svgen generate --dt", "--dtype"),
+        ("svgen models ve", "verify"),
+        ("svgen cache cl", "clear"),
+    ],
 )
 def test_completions_come_without_heavy_libraries(words, expected):
     code = (

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,19 +19,19 @@ from tests.videos import decoded
 TINY = "tests/golden/tiny"
 STEPS = 6
 ARGS = ("a red ball", "--model", TINY, "--res", "32x32", "--frames", "5", "--steps", str(STEPS))
+EACH_STEP = ("--save-every", "0")
 SEEDED = (*ARGS, "--seed", "3")
 STOP_AT = """
 import os, signal
-from svgen.cli import execution, main
-execution.SAVE_EVERY_S = 0.0
-write = execution.Saved.write
+from svgen.cli import main, saving
+write = saving.Saved.write
 def stopping(self, state, **options):
     if int(state.step) == {step} and "{when}" == "before":
         os.kill(os.getpid(), signal.{name})
     write(self, state, **options)
     if int(state.step) == {step} and "{when}" == "after":
         os.kill(os.getpid(), signal.{name})
-execution.Saved.write = stopping
+saving.Saved.write = stopping
 main()
 """
 
@@ -48,7 +49,7 @@ def stopped(path: Path, env, *, step=3, name="SIGINT", when="after", args=SEEDED
     """A run that sends itself a signal once it has (or has not) saved a step."""
     code = STOP_AT.format(step=step, name=name, when=when)
     return subprocess.run(
-        [sys.executable, "-c", code, "generate", *args, "-o", str(path), "--json"],
+        [sys.executable, "-c", code, "generate", *args, "-o", str(path), *EACH_STEP, "--json"],
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
         cwd=ROOT,
         capture_output=True,
@@ -72,10 +73,11 @@ def test_stopped_run_says_how_to_go_on_and_does(env, undisturbed, tmp_path, name
     done = stopped(path, env, name=name)
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["code"]) == (status, "E_INTERRUPTED"), done.stderr
-    # The signal came while step 3 was being saved; it is heard after the step that follows.
-    assert error["hint"] == "the same command with --seed 3 goes on after step 4"
+    # The signal came while step 3 was being saved; it is heard when that is done.
+    assert error["hint"] == "the same command with --seed 3 goes on after step 3"
+    assert shlex.split(error["details"]["command"])[:2] == ["svgen", "generate"]
     assert [str(one) for one in tmp_path.iterdir()] == [error["details"]["state"]]
-    go_on(path, env, undisturbed, 4)
+    go_on(path, env, undisturbed, 3)
 
 
 @pytest.mark.parametrize(("when", "step"), [("before", 2), ("after", 3)])
@@ -83,7 +85,8 @@ def test_killed_run_goes_on_after_the_step_it_saved(env, undisturbed, tmp_path, 
     path = tmp_path / "x.mp4"
     done = stopped(path, env, name="SIGKILL", when=when)
     assert done.returncode == -signal.SIGKILL
-    assert len(list(tmp_path.iterdir())) == 1
+    left = {one.name for one in tmp_path.iterdir()}
+    assert ".x.lock" in left and len(left) == 2, "the state, and a lock that holds nobody"
     go_on(path, env, undisturbed, step)
 
 
@@ -109,8 +112,8 @@ def test_state_that_is_none_of_this_run_is_refused_before_loading(state, tmp_pat
     good, header = load_file(state), header_of(state)
     changed = json.loads(header["request"]) | {"steps": 9}
     cases = {
-        "steps differ": (good, header | {"request": json.dumps(changed)}),
-        "svgen's version differ": (good, header | {"svgen": "0.0.1"}),
+        "steps differs (9 there, 6 here)": (good, header | {"request": json.dumps(changed)}),
+        "svgen's version differs": (good, header | {"svgen": "0.0.1"}),
         "does not say svgen.state/1": (good, header | {"schema": "svgen.latents/1"}),
         "it must hold": ({name: good[name] for name in good if name != "estimate"}, header),
         "latents is F32[1, 1, 1, 1, 1]": (

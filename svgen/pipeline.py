@@ -4,6 +4,7 @@
     for step in pipeline.denoise(request, text):     transformer, one programs.Step a step
     for view in pipeline.observe(request, text, states):   the same, where its heads look
     for frames in pipeline.decode(latents):          VAE, uint8 frames chunk by chunk
+    pipeline.projection(request)                     VAE, latents -> colours, for previews
 
 Progress, files, Ctrl-C are the caller's.
 """
@@ -29,6 +30,7 @@ from svgen.config import ModelSpecs, Request
 from svgen.errors import DownloadError, NumericalError, SvgenError, UsageError, raise_all
 from svgen.grid import Grid, Rules, frames_problem, grid_of, size_problem
 from svgen.models.keys import Target, text_keys, transformer_keys, vae_keys
+from svgen.preview import Projection, fit
 from svgen.scheduler import DenoiseState, solver_table, start_state
 from svgen.sharding import (
     Split,
@@ -197,16 +199,15 @@ class Pipeline:
         return vae_keys(self.specs.vae)
 
     def _load(self, part: str, mesh: Mesh | None = None) -> tuple[programs.Graph, programs.Weights]:
+        return self._once((part, mesh), lambda: self._read(part, mesh))
+
+    def _read(self, part: str, mesh: Mesh | None = None) -> tuple[programs.Graph, programs.Weights]:
         options = {}
         if mesh is not None:
             options["place"] = whole_placer(mesh) if part == "vae" else placer(mesh)
         arguments = (self.folder, part, self._abstract[part], self._keys(part))
-
-        def load() -> tuple[programs.Graph, programs.Weights]:
-            with self.stage(f"load {part.replace('_', ' ')}"):
-                return nnx.split(load_module(*arguments, **options))
-
-        return self._once((part, mesh), load)
+        with self.stage(f"load {part.replace('_', ' ')}"):
+            return nnx.split(load_module(*arguments, **options))
 
     def load(
         self, part: str, request: Request
@@ -323,6 +324,23 @@ class Pipeline:
 
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(inputs))
         return self._once((static, shapes), compile_step)
+
+    def projection(self, request: Request) -> Projection:
+        """Fit the map from a request's latents to colours that previews are drawn with. One chip of
+        this process does it, whatever the mesh; the VAE is freed again.
+        """
+
+        def make() -> Projection:
+            graph, weights = self._read("vae")
+
+            def decode(frame: np.ndarray) -> np.ndarray:
+                frames, _, _ = programs.decode_first(graph, weights, jnp.asarray(frame))
+                return np.asarray(frames)[0, 0]
+
+            with self.stage("fit the previews"):
+                return fit(decode, self.latents_shape(request))
+
+        return self._once("projection", make)
 
     def decode(self, latents: np.ndarray, request: Request) -> Iterator[np.ndarray]:
         """Decode a request's latents [1, F, H, W, Z] to uint8 frames [T, h, w, 3], a chunk at a

@@ -27,6 +27,7 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "attention": {"kernels", "config", "grid", "errors"},
     "models": {"attention", "config", "errors", "kernels.heads"},
     "partial": {"errors"},
+    "preview": {"errors", "partial"},
     "recipe": {"config", "errors"},
     "tokenizer": {"config", "errors"},
     "checkpoint": {"config", "errors", "models.keys", "sharding"},
@@ -42,6 +43,7 @@ ALLOWED = {  # part of svgen -> parts that it may import
         "attention",
         "checkpoint",
         "models.keys",
+        "preview",
         "programs",
         "scheduler",
         "sharding",
@@ -89,6 +91,7 @@ WITHOUT_JAX = {
     "video",
     "recipe",
     "partial",
+    "preview",
 }
 NEVER = {"torch", "transformers", "diffusers"}  # references, in tests only
 KERNEL_LIBRARIES = {"jax", "numpy", "svgen"}

@@ -16,7 +16,7 @@ import click
 
 from svgen import __version__
 from svgen.cli.endings import Terminated
-from svgen.cli.options import CONTEXT, Group, command_name, run_reported, spell_json
+from svgen.cli.options import CONTEXT, Group, command_name, run_reported, spell_bare
 from svgen.cli.output import Console, abandon_stdout, truthy
 
 COMMANDS = {  # name -> its line in the help
@@ -117,7 +117,7 @@ def _parse_and_run(args: list[str]) -> int:
 
 def run(args: Sequence[str]) -> int:
     """Run one command line (without the program's name) and return its exit code."""
-    args = spell_json(args)
+    args = spell_bare(args)
     try:
         return _parse_and_run(list(args))  # click empties the list
     except click.exceptions.NoArgsIsHelpError as error:

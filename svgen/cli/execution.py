@@ -17,6 +17,7 @@ from svgen import __version__
 from svgen.cli.endings import explain
 from svgen.cli.hosts import PeerWatch, lost, shared_state
 from svgen.cli.output import NORMAL, Console
+from svgen.cli.previewing import Previews
 from svgen.cli.stopping import Stop, stopping_between_steps
 from svgen.cli.watch import Watch
 from svgen.config import Request
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 COMPILING = "compiling (first run; cached afterwards)"
 # Stages that wait for the compiler.
-COMPILED = ("compile the step", "encode the prompt", "look at the heads")
+COMPILED = ("compile the step", "encode the prompt", "look at the heads", "fit the previews")
 SAVE_EVERY_S = 60.0  # at most so much of a run is lost; a state is five times the latents
 PATIENCE_S = 1.0  # a wait that lasts longer is explained
 
@@ -226,7 +227,13 @@ class Saved:
 
 
 def denoise(
-    console: Console, pipeline: "Pipeline", request: Request, saved: Saved, text: Any = None
+    console: Console,
+    pipeline: "Pipeline",
+    request: Request,
+    saved: Saved,
+    previews: Previews,
+    *,
+    text: Any = None,
 ) -> tuple[np.ndarray, dict[str, int]]:
     """Embed (unless the `text` is given) and denoise one request; returns its latents on the host,
     and how many calls of heads ran by each route, in this process.
@@ -237,10 +244,11 @@ def denoise(
     begin = saved.read(pipeline)
     done = int(begin.step) if begin else 0
     text = pipeline.embed(request) if text is None else text
+    previews.prepare(pipeline, request)
     start, others = time.perf_counter(), sum(console.timings.values())
     latents, calls = begin.latents if begin else None, np.zeros(len(ROUTES), np.int64)
     stop = None
-    with console.bar(request.steps, "denoise") as bar, ExitStack() as signals:
+    with console.bar(request.steps, "denoise") as bar, previews, ExitStack() as signals:
         if done:
             bar.update(done)
         for step in pipeline.denoise(request, text, begin):
@@ -249,6 +257,7 @@ def denoise(
             latents = step.state.latents
             calls += np.asarray(count_calls(step.record))
             bar.update()
+            previews.see(step.state)
             if request.sparsity and int(step.state.step) == request.sparsity.dense_steps:
                 bar.restart()  # sparse steps take another time than dense ones
             if int(step.state.step) < request.steps:
@@ -321,6 +330,7 @@ def make_video(
     keep_latents: bool,
     team: Team | None = None,
     text: Any = None,
+    preview_every: int | None = None,
     **options: Any,
 ) -> tuple[Written | None, Path, dict[str, int]]:
     """Run one request from prompt (or its embedded `text`) to MP4; also returns where its latents
@@ -331,8 +341,9 @@ def make_video(
     """
     team = team or Team(console)
     saved = Saved(console, state_path(target, request), request, team)
+    previews = Previews(console, target, preview_every if team.writes else None)
     with team.watched(saved):
-        latents, calls = denoise(console, pipeline, request, saved, text)
+        latents, calls = denoise(console, pipeline, request, saved, previews, text=text)
         if not team.writes:
             for _ in pipeline.decode(latents, request):
                 pass
@@ -347,6 +358,7 @@ def make_video(
         with keeping(kept):
             written = decode(console, pipeline, latents, request, target, **options)
         team.wait()
+    previews.delete()
     if not keep_latents:
         with suppress(OSError):
             kept.unlink()

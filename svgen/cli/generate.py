@@ -35,6 +35,7 @@ def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, A
             request,
             target,
             keep_latents=options["keep_latents"],
+            preview_every=options["preview_every"],
             team=team,
             recipe=recipe,
             overwrite=options["overwrite"],
@@ -79,6 +80,12 @@ def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, A
 @hosts_options
 @rare_option("--dtype", type=click.Choice(DTYPES), default="auto", help="Of weights and products.")
 @rare_option("--keep-latents", is_flag=True, help="Keep the latents beside the MP4.")
+@rare_option(
+    "--preview-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Draw the video so far as NAME.preview.png, anew every N steps, until the MP4 is there.",
+)
 @rare_option("--no-metadata", is_flag=True, help="Store no recipe in the MP4.")
 @rare_option("--no-prompt-metadata", is_flag=True, help="Store the recipe without the prompts.")
 @rare_option("--offline", is_flag=True, help="Never use the network.")

@@ -1,4 +1,5 @@
-"""Drives the programs of one run. Three networks are loaded in turn, each freed before the next.
+"""Drives the programs of one run. Three networks are loaded in turn, each freed before the next
+is loaded.
 
     text = pipeline.embed(request)                   text encoder
     for step in pipeline.denoise(request, text):     transformer, one programs.Step a step
@@ -6,7 +7,8 @@
     for frames in pipeline.decode(latents):          VAE, uint8 frames chunk by chunk
     pipeline.projection(request)                     VAE, latents -> colours, for previews
 
-Progress, files, Ctrl-C are the caller's.
+Progress, files, Ctrl-C are the caller's. Arrays are put on the device, and small sums done on the
+host: every operation outside of the programs is a program of its own, compiled for each shape anew.
 """
 
 import gc
@@ -61,7 +63,7 @@ def draw_noise(grid: Grid, channels: int, *, seed: int, item: int = 0) -> np.nda
 def routing_seed(request: Request) -> jax.Array:
     """The seed of the rows that route heads, uint32 []: of the request's seed and item alone."""
     words = np.random.SeedSequence([request.seed, request.item]).generate_state(1)
-    return jnp.asarray(words[0], jnp.uint32)
+    return jax.device_put(np.uint32(words[0]))
 
 
 class Pipeline:
@@ -87,6 +89,7 @@ class Pipeline:
         self.rules = Rules.of(specs.transformer, specs.vae)
         self._abstract = programs.abstract_parts(specs, jnp.dtype(dtype))
         self._kept: dict[Hashable, Any] | None = None  # loaded and compiled parts, in `keeping`
+        self._crowded = False  # whether a network was loaded before
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
@@ -207,6 +210,9 @@ class Pipeline:
             options["place"] = whole_placer(mesh) if part == "vae" else placer(mesh)
         arguments = (self.folder, part, self._abstract[part], self._keys(part))
         with self.stage(f"load {part.replace('_', ' ')}"):
+            if self._crowded:
+                gc.collect()  # a network's modules hold one another, and its weights, until then
+            self._crowded = True
             return nnx.split(load_module(*arguments, **options))
 
     def load(
@@ -224,22 +230,20 @@ class Pipeline:
         mesh = self._mesh(request)
         graph, weights = self._load("text_encoder", mesh)
         with self.stage("encode the prompt"):
-            arguments = (jnp.asarray(ids), jnp.asarray(lengths))
+            arguments = jax.device_put((ids, lengths))
             if mesh is not None:
                 arguments = replicate(mesh, arguments)
             text = programs.embed(graph, weights, *arguments, mesh=mesh)
             text.block_until_ready()
-        if not bool(jnp.isfinite(text).all()):
+        if not np.isfinite(np.asarray(text)).all():
             raise _not_finite("the text embeddings", "the text encoder's weights may hold NaN")
-        del weights
-        gc.collect()
         return text
 
     def start(self, request: Request) -> DenoiseState:
         """The state that a request's run begins with."""
         channels = self.specs.vae.z_channels
         noise = draw_noise(self.grid(request), channels, seed=request.seed, item=request.item)
-        return start_state(jnp.asarray(noise))
+        return start_state(jax.device_put(noise))
 
     def denoise(
         self, request: Request, text: jax.Array, start: DenoiseState | None = None
@@ -261,8 +265,6 @@ class Pipeline:
                     where, "the transformer's weights may hold NaN, or --dtype is too narrow"
                 )
             yield found
-        del weights, step
-        gc.collect()
 
     def observe(
         self, request: Request, text: jax.Array, states: Iterable[DenoiseState]
@@ -279,8 +281,6 @@ class Pipeline:
                 view = programs.observe(graph, weights, state, *fixed, **static)
                 view = jax.block_until_ready(view if mesh is None else collect(mesh, view))
             yield view
-        del weights
-        gc.collect()
 
     def warm(self, request: Request, text: jax.Array) -> None:
         """Load and compile, inside `keeping`, what `denoise` would before its first step."""
@@ -295,14 +295,14 @@ class Pipeline:
     ) -> tuple[DenoiseState, tuple]:
         """What a step takes besides the weights: the state, and the inputs that stay."""
         rows = programs.StepTable.of(solver_table(request.steps, request.shift))
-        fixed = (text, rows, jnp.float32(request.guidance), routing_seed(request))
+        fixed = (text, rows, jax.device_put(np.float32(request.guidance)), routing_seed(request))
         return (state, fixed) if mesh is None else replicate(mesh, (state, fixed))
 
     def _ready(
         self, request: Request, text: jax.Array, start: DenoiseState | None = None
     ) -> tuple[programs.Weights, Callable, DenoiseState, tuple, Mesh | None]:
         """The weights, the compiled step, and its inputs before the first step of a run."""
-        state = self.start(request) if start is None else jax.tree.map(jnp.asarray, start)
+        state = self.start(request) if start is None else jax.device_put(start)
         mesh = self._mesh(request)
         graph, weights = self._load("transformer", mesh)
         state, fixed = self._arguments(request, text, state, mesh)
@@ -334,7 +334,7 @@ class Pipeline:
             graph, weights = self._read("vae")
 
             def decode(frame: np.ndarray) -> np.ndarray:
-                frames, _, _ = programs.decode_first(graph, weights, jnp.asarray(frame))
+                frames, _, _ = programs.decode_first(graph, weights, frame)
                 return np.asarray(frames)[0, 0]
 
             with self.stage("fit the previews"):
@@ -348,15 +348,13 @@ class Pipeline:
         """
         mesh = self._mesh(request)
         graph, weights = self._load("vae", mesh)
-        z = jnp.asarray(latents) if mesh is None else place_columns(mesh, latents)
+        z = latents if mesh is None else place_columns(mesh, latents)
         for frames, finite in programs.decode(graph, weights, z):
             if mesh is not None:
                 frames = collect(mesh, frames)
             if not bool(finite):
                 raise _not_finite("the decoded frames", "the VAE's weights may hold NaN")
-            yield np.asarray(frames[0])
-        del weights
-        gc.collect()
+            yield np.asarray(frames)[0]
 
 
 def _not_finite(what: str, hint: str) -> SvgenError:

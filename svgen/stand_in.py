@@ -5,7 +5,6 @@ catalog, its weights mean nothing.
 from contextlib import nullcontext
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
@@ -56,4 +55,4 @@ class StandIn(Pipeline):
 
 
 def _put(_: tuple, value: np.ndarray) -> jax.Array:
-    return jnp.asarray(value)
+    return jax.device_put(value)

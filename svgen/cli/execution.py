@@ -255,7 +255,7 @@ def denoise(
             # Loading and compiling, before the first step, stop at once.
             stop = stop or signals.enter_context(stopping_between_steps())
             latents = step.state.latents
-            calls += np.asarray(count_calls(step.record))
+            calls += count_calls(step.record)
             bar.update()
             previews.see(step.state)
             if request.sparsity and int(step.state.step) == request.sparsity.dense_steps:

@@ -78,7 +78,7 @@ def test_whatever_ends_decoding_keeps_the_latents_and_says_so(tmp_path, monkeypa
         raise error
 
     monkeypatch.setattr("svgen.cli.execution.write_video", fail)
-    monkeypatch.setattr("svgen.cli.execution.denoise", lambda *_: (LATENTS, {}))
+    monkeypatch.setattr("svgen.cli.execution.denoise", lambda *_, **__: (LATENTS, {}))
     folder = tmp_path / "a folder"
     folder.mkdir()
     with pytest.raises(Exception) as caught:

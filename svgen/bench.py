@@ -244,7 +244,7 @@ def time_step(bench: Bench, text: jax.Array) -> None:
     bench.watch.repeat(variants, SHARES["step"])
     for name, record in records.items():
         record = record if inputs.mesh is None else collect(inputs.mesh, record)
-        calls = dict(zip(ROUTES, np.asarray(count_calls(record)).tolist(), strict=True))
+        calls = dict(zip(ROUTES, count_calls(record).tolist(), strict=True))
         flops = _step_flops(bench, settings[name], calls, text.shape[1])
         bench.facts[name] = Facts(chips=_chips(inputs.mesh), calls=calls, flops=flops)
     if bench.trial.profile is not None:
@@ -358,8 +358,9 @@ def ratios(seconds: Mapping[str, list[float]]) -> dict[str, Any]:
 
 
 def run_seconds(bench: Bench) -> dict[str, float]:
-    """What a whole run would take, programs compiled and weights loaded: medians added up, densely
-    and by the schedule. Empty where a stage is not timed.
+    """What a whole run would take, programs compiled and weights loaded, up to the last frame (the
+    MP4 is not bench's): medians added up, densely and by the schedule. Empty where a stage is not
+    timed.
     """
     request, latent = bench.request, bench.pipeline.grid(bench.request).latent_frames
     ms = {name: summary(times)["median_ms"] for name, times in bench.watch.seconds.items()}

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from safetensors import SafetensorError, safe_open
@@ -202,7 +201,8 @@ def _complaints(
 
 
 def _put(_: Path_, shape: tuple[int, ...], read: Read) -> jax.Array:
-    return jnp.asarray(read((slice(None),) * len(shape)))
+    # jnp.asarray would compile a program for each shape
+    return jax.device_put(read((slice(None),) * len(shape)))
 
 
 def _check_not_zero(name: str, stored: Stored, values: np.ndarray) -> None:

@@ -150,7 +150,7 @@ def _render(
         start, latents = perf_counter(), None
         for step in pipeline.denoise(request, text):
             latents = step.state.latents
-            made.calls[:] += np.asarray(count_calls(step.record))
+            made.calls[:] += count_calls(step.record)
             tick()
         made.seconds.append(perf_counter() - start)
         made.latents.append(np.array(latents))

@@ -1,11 +1,14 @@
-"""Drives the programs of one run. Three networks are loaded in turn, each freed before the next.
+"""Drives the programs of one run. Three networks are loaded in turn, each freed before the next
+is loaded.
 
     text = pipeline.embed(request)                   text encoder
     for step in pipeline.denoise(request, text):     transformer, one programs.Step a step
     for view in pipeline.observe(request, text, states):   the same, where its heads look
     for frames in pipeline.decode(latents):          VAE, uint8 frames chunk by chunk
+    pipeline.projection(request)                     VAE, latents -> colours, for previews
 
-Progress, files, Ctrl-C are the caller's.
+Progress, files, Ctrl-C are the caller's. Arrays are put on the device, and small sums done on the
+host: every operation outside of the programs is a program of its own, compiled for each shape anew.
 """
 
 import gc
@@ -30,6 +33,7 @@ from svgen.errors import DownloadError, SvgenError, UsageError, raise_all
 from svgen.grid import Grid, Rules, frames_problem, grid_of, size_problem
 from svgen.models.keys import Target, text_keys, transformer_keys, vae_keys
 from svgen.numerics import bad_frames, bad_step, bad_text
+from svgen.preview import Projection, fit
 from svgen.scheduler import DenoiseState, solver_table, start_state
 from svgen.sharding import (
     Split,
@@ -60,7 +64,7 @@ def draw_noise(grid: Grid, channels: int, *, seed: int, item: int = 0) -> np.nda
 def routing_seed(request: Request) -> jax.Array:
     """The seed of the rows that route heads, uint32 []: of the request's seed and item alone."""
     words = np.random.SeedSequence([request.seed, request.item]).generate_state(1)
-    return jnp.asarray(words[0], jnp.uint32)
+    return jax.device_put(np.uint32(words[0]))
 
 
 class Pipeline:
@@ -86,6 +90,7 @@ class Pipeline:
         self.rules = Rules.of(specs.transformer, specs.vae)
         self._abstract = programs.abstract_parts(specs, jnp.dtype(dtype))
         self._kept: dict[Hashable, Any] | None = None  # loaded and compiled parts, in `keeping`
+        self._crowded = False  # whether a network was loaded before
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
@@ -198,16 +203,18 @@ class Pipeline:
         return vae_keys(self.specs.vae)
 
     def _load(self, part: str, mesh: Mesh | None = None) -> tuple[programs.Graph, programs.Weights]:
+        return self._once((part, mesh), lambda: self._read(part, mesh))
+
+    def _read(self, part: str, mesh: Mesh | None = None) -> tuple[programs.Graph, programs.Weights]:
         options = {}
         if mesh is not None:
             options["place"] = whole_placer(mesh) if part == "vae" else placer(mesh)
         arguments = (self.folder, part, self._abstract[part], self._keys(part))
-
-        def load() -> tuple[programs.Graph, programs.Weights]:
-            with self.stage(f"load {part.replace('_', ' ')}"):
-                return nnx.split(load_module(*arguments, **options))
-
-        return self._once((part, mesh), load)
+        with self.stage(f"load {part.replace('_', ' ')}"):
+            if self._crowded:
+                gc.collect()  # a network's modules hold one another, and its weights, until then
+            self._crowded = True
+            return nnx.split(load_module(*arguments, **options))
 
     def load(
         self, part: str, request: Request
@@ -224,23 +231,21 @@ class Pipeline:
         mesh = self._mesh(request)
         graph, weights = self._load("text_encoder", mesh)
         with self.stage("encode the prompt"):
-            arguments = (jnp.asarray(ids), jnp.asarray(lengths))
+            arguments = jax.device_put((ids, lengths))
             if mesh is not None:
                 arguments = replicate(mesh, arguments)
             text = programs.embed(graph, weights, *arguments, mesh=mesh)
             text.block_until_ready()
-        bad = bad_text(np.asarray(jnp.isfinite(text).all(axis=(1, 2))))
+        bad = bad_text(np.isfinite(np.asarray(text)).all(axis=(1, 2)))
         if bad:
             raise bad
-        del weights
-        gc.collect()
         return text
 
     def start(self, request: Request) -> DenoiseState:
         """The state that a request's run begins with."""
         channels = self.specs.vae.z_channels
         noise = draw_noise(self.grid(request), channels, seed=request.seed, item=request.item)
-        return start_state(jnp.asarray(noise))
+        return start_state(jax.device_put(noise))
 
     def denoise(
         self, request: Request, text: jax.Array, start: DenoiseState | None = None
@@ -260,8 +265,6 @@ class Pipeline:
                 branches = np.asarray(found.branches)
                 raise bad_step(branches, index + 1, request.steps, state)
             yield found
-        del weights, step
-        gc.collect()
 
     def observe(
         self, request: Request, text: jax.Array, states: Iterable[DenoiseState]
@@ -278,8 +281,6 @@ class Pipeline:
                 view = programs.observe(graph, weights, state, *fixed, **static)
                 view = jax.block_until_ready(view if mesh is None else collect(mesh, view))
             yield view
-        del weights
-        gc.collect()
 
     def warm(self, request: Request, text: jax.Array) -> None:
         """Load and compile, inside `keeping`, what `denoise` would before its first step."""
@@ -294,14 +295,14 @@ class Pipeline:
     ) -> tuple[DenoiseState, tuple]:
         """What a step takes besides the weights: the state, and the inputs that stay."""
         rows = programs.StepTable.of(solver_table(request.steps, request.shift))
-        fixed = (text, rows, jnp.float32(request.guidance), routing_seed(request))
+        fixed = (text, rows, jax.device_put(np.float32(request.guidance)), routing_seed(request))
         return (state, fixed) if mesh is None else replicate(mesh, (state, fixed))
 
     def _ready(
         self, request: Request, text: jax.Array, start: DenoiseState | None = None
     ) -> tuple[programs.Weights, Callable, DenoiseState, tuple, Mesh | None]:
         """The weights, the compiled step, and its inputs before the first step of a run."""
-        state = self.start(request) if start is None else jax.tree.map(jnp.asarray, start)
+        state = self.start(request) if start is None else jax.device_put(start)
         mesh = self._mesh(request)
         graph, weights = self._load("transformer", mesh)
         state, fixed = self._arguments(request, text, state, mesh)
@@ -324,13 +325,30 @@ class Pipeline:
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(inputs))
         return self._once((static, shapes), compile_step)
 
+    def projection(self, request: Request) -> Projection:
+        """Fit the map from a request's latents to colours that previews are drawn with. One chip of
+        this process does it, whatever the mesh; the VAE is freed again.
+        """
+
+        def make() -> Projection:
+            graph, weights = self._read("vae")
+
+            def decode(frame: np.ndarray) -> np.ndarray:
+                frames, _, _ = programs.decode_first(graph, weights, frame)
+                return np.asarray(frames)[0, 0]
+
+            with self.stage("fit the previews"):
+                return fit(decode, self.latents_shape(request))
+
+        return self._once("projection", make)
+
     def decode(self, latents: np.ndarray, request: Request) -> Iterator[np.ndarray]:
         """Decode a request's latents [1, F, H, W, Z] to uint8 frames [T, h, w, 3], a chunk at a
         time, as computed (uncropped).
         """
         mesh = self._mesh(request)
         graph, weights = self._load("vae", mesh)
-        z = jnp.asarray(latents) if mesh is None else place_columns(mesh, latents)
+        z = latents if mesh is None else place_columns(mesh, latents)
         done = 0
         for frames, finite in programs.decode(graph, weights, z):
             if mesh is not None:
@@ -338,6 +356,4 @@ class Pipeline:
             if not bool(finite):
                 raise bad_frames(done + 1, done + frames.shape[1])
             done += frames.shape[1]
-            yield np.asarray(frames[0])
-        del weights
-        gc.collect()
+            yield np.asarray(frames)[0]

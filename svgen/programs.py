@@ -60,7 +60,7 @@ class StepTable(NamedTuple):
     def of(cls, table: SolverTable) -> "StepTable":
         """Put a table on the device."""
         rows = (table.sigmas[:-1], table.times, table.correct, table.predict)
-        return cls(*(jnp.asarray(np.asarray(row, np.float32)) for row in rows))
+        return cls(*(jax.device_put(np.asarray(row, np.float32)) for row in rows))
 
 
 def abstract_parts(specs: ModelSpecs, dtype: jnp.dtype) -> dict[str, nnx.Module]:
@@ -291,7 +291,7 @@ def decode_next(
 
 
 def decode(
-    graph: Graph, weights: Weights, latents: jax.Array
+    graph: Graph, weights: Weights, latents: jax.Array | np.ndarray
 ) -> Iterator[tuple[jax.Array, jax.Array]]:
     """Decode latents [B, F, H, W, Z] latent frame by latent frame; yields uint8 frames and whether
     they are finite.

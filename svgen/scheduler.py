@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 TRAIN_TIMES = 1000
@@ -129,8 +128,9 @@ def solver_table(steps: int, shift: float) -> SolverTable:
 
 def start_state(noise: jax.Array) -> DenoiseState:
     """Begin a run at `noise`, float32 [B, F, H, W, Z]."""
-    empty = [jnp.zeros_like(noise) for _ in range(3)]  # three buffers: a step reuses each
-    return DenoiseState(jnp.zeros((), jnp.int32), noise, *empty)
+    # Three buffers, because a step reuses each; put, because jnp.zeros would compile a program.
+    empty = [jax.device_put(np.zeros(noise.shape, np.float32)) for _ in range(3)]
+    return DenoiseState(jax.device_put(np.int32(0)), noise, *empty)
 
 
 def update(

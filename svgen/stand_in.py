@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
@@ -57,4 +56,4 @@ class StandIn(Pipeline):
 
 
 def _put(_: tuple, shape: tuple[int, ...], read: Callable) -> jax.Array:
-    return jnp.asarray(read((slice(None),) * len(shape)))
+    return jax.device_put(read((slice(None),) * len(shape)))

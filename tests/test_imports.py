@@ -28,6 +28,7 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "models": {"attention", "config", "errors", "kernels.heads"},
     "partial": {"errors"},
     "lock": {"errors", "partial"},
+    "preview": {"errors", "partial"},
     "recipe": {"config", "errors"},
     "tokenizer": {"config", "errors"},
     "checkpoint": {"config", "models.keys", "sharding", "tensors"},
@@ -48,6 +49,7 @@ ALLOWED = {  # part of svgen -> parts that it may import
         "checkpoint",
         "models.keys",
         "numerics",
+        "preview",
         "programs",
         "scheduler",
         "sharding",
@@ -96,6 +98,7 @@ WITHOUT_JAX = {
     "video",
     "recipe",
     "partial",
+    "preview",
 }
 NEVER = {"torch", "transformers", "diffusers"}  # references, in tests only
 KERNEL_LIBRARIES = {"jax", "numpy", "svgen"}

@@ -14,7 +14,7 @@ from typing import NoReturn
 import click
 
 from svgen import __version__
-from svgen.cli.options import CONTEXT, Group, command_name, run_reported, spell_json
+from svgen.cli.options import CONTEXT, Group, command_name, run_reported, spell_bare
 from svgen.cli.output import Console, truthy
 from svgen.cli.stopping import take_signals
 from svgen.cli.streams import abandon, give_up_stdout, occupy_closed
@@ -119,7 +119,7 @@ def _parse_and_run(args: list[str]) -> int:
 
 def run(args: Sequence[str]) -> int:
     """Run one command line (without the program's name) and return its exit code."""
-    args = spell_json(args)
+    args = spell_bare(args)
     try:
         return _parse_and_run(list(args))  # click empties the list
     except click.exceptions.NoArgsIsHelpError as error:

@@ -344,6 +344,7 @@ def _make(console: Console, item: Item, pipeline: "Pipeline", text: Any) -> dict
             request,
             item.run.output,
             keep_latents=options["keep_latents"],
+            preview_every=options["preview_every"],
             text=text,
             save_every=options["save_every"],
             recipe=recipe,

@@ -72,7 +72,7 @@ def _prompts(options: Mapping[str, Any]) -> list[str]:
         "E_PROMPT_EMPTY",
         "there is no prompt",
         why="what a schedule costs is seen in videos",
-        hint='svgen quality "a cat surfing a wave at sunset", or --prompts FILE',
+        hint='svgen quality "a red ball moving to the right", or --prompts FILE',
     )
 
 
@@ -152,7 +152,9 @@ def write_files(
     from svgen.comparison_plot import draw
     from svgen.partial import write_whole
 
-    title = f"{Path(data['model']).name}, {len(data['prompts'])} prompts, {data['steps']} steps"
+    count = len(data["prompts"])
+    prompts = f"{count} prompt{'s' if count > 1 else ''}"
+    title = f"{Path(data['model']).name}, {prompts}, {data['steps']} steps"
     plot = draw(data["schedules"], f"{title}: mean, and down to the worst video")
     text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(folder / PLOT, plot, overwrite=overwrite)

@@ -17,6 +17,7 @@ from svgen import __version__
 from svgen.cli.hosts import PeerWatch, lost
 from svgen.cli.memory import advised, check_memory
 from svgen.cli.output import NORMAL, Console
+from svgen.cli.previewing import Previews
 from svgen.cli.saving import Saved
 from svgen.cli.stopping import Stop, stopping_between_steps
 from svgen.cli.watch import Watch
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 COMPILING = "compiling (first run; cached afterwards)"
 # Stages that wait for the compiler.
-COMPILED = ("compile the step", "encode the prompt", "look at the heads")
+COMPILED = ("compile the step", "encode the prompt", "look at the heads", "fit the previews")
 PATIENCE_S = 1.0  # a wait that lasts longer is explained
 
 
@@ -176,8 +177,7 @@ def denoise(
     console: Console,
     pipeline: "Pipeline",
     request: Request,
-    saved: Saved,
-    stop: Stop,
+    parts: tuple[Saved, Previews, Stop],
     *,
     text: Any = None,
 ) -> tuple[np.ndarray, dict[str, int]]:
@@ -187,19 +187,22 @@ def denoise(
     from svgen.attention.attend import count_calls
     from svgen.attention.masks import ROUTES
 
+    saved, previews, stop = parts
     begin = saved.read(pipeline)
     done = int(begin.step) if begin else 0
     text = pipeline.embed(request) if text is None else text
+    previews.prepare(pipeline, request)
     start, others = time.perf_counter(), sum(console.timings.values())
     latents, calls = begin.latents if begin else None, np.zeros(len(ROUTES), np.int64)
-    with console.bar(request.steps, "denoise") as bar, saved.good_kept():
+    with console.bar(request.steps, "denoise") as bar, previews, saved.good_kept():
         if done:
             bar.update(done)
         for step in pipeline.denoise(request, text, begin):
             stop.listen()  # loading and compiling, before the first step, stop at once
             latents = step.state.latents
-            calls += np.asarray(count_calls(step.record))
+            calls += count_calls(step.record)
             bar.update()
+            previews.see(step.state)
             if request.sparsity and int(step.state.step) == request.sparsity.dense_steps:
                 bar.restart()  # sparse steps take another time than dense ones
             if int(step.state.step) < request.steps:
@@ -275,6 +278,7 @@ def make_video(
     text: Any = None,
     save_every: float | None = None,
     resumable: bool = True,
+    preview_every: int | None = None,
     **options: Any,
 ) -> tuple[Written | None, Path, dict[str, int]]:
     """Run one request from prompt (or its embedded `text`) to MP4; also returns where its latents
@@ -285,11 +289,13 @@ def make_video(
     """
     team = team or Team(console)
     saved = Saved(console, target, request, team, every_s=save_every, resumable=resumable)
+    previews = Previews(console, target, preview_every if team.writes else None)
     advice = advised(pipeline, request)
     with saved.explaining(), team.watched(saved), advice, stopping_between_steps() as stop:
         latents, calls = saved.read_latents(pipeline), {}
         if latents is None:
-            latents, calls = denoise(console, pipeline, request, saved, stop, text=text)
+            parts = (saved, previews, stop)
+            latents, calls = denoise(console, pipeline, request, parts, text=text)
             saved.write_latents(latents)
         stop.end()
         with saved.keeping_latents():
@@ -300,6 +306,7 @@ def make_video(
             else:  # work with the one that writes
                 deque(pipeline.decode(latents, request), maxlen=0)
         team.wait()
+    previews.delete()
     saved.delete_state()
     if team.writes:
         saved.sweep(keep_latents=keep_latents)

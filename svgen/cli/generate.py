@@ -39,6 +39,7 @@ def _execute(console: Console, run: Run, options: dict[str, Any]) -> dict[str, A
             request,
             target,
             keep_latents=options["keep_latents"],
+            preview_every=options["preview_every"],
             team=team,
             save_every=options["save_every"],
             resumable=not run.to_stdout,
@@ -101,6 +102,12 @@ def _is_done(console: Console, run: Run, options: dict[str, Any]) -> bool:
     type=click.FloatRange(min=0),
     metavar="SECONDS",
     help="Of states to go on from. Default: as often as takes less than 1 % of the time.",
+)
+@rare_option(
+    "--preview-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Draw the video so far as NAME.preview.png, anew every N steps, until the MP4 is there.",
 )
 @rare_option("--no-metadata", is_flag=True, help="Store no recipe in the MP4.")
 @rare_option("--no-prompt-metadata", is_flag=True, help="Store the recipe without the prompts.")

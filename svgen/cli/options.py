@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from itertools import zip_longest
 from typing import Any
 
 import click
@@ -106,10 +107,16 @@ def help_all_option(body: Callable) -> Callable:
     )(body)
 
 
-def spell_json(args: Sequence[str]) -> list[str]:
-    """Write `--json` as `--json=object`, so that it never takes the next argument for its value."""
+def spell_bare(args: Sequence[str]) -> list[str]:
+    """Write `--json` as `--json=object`, so that it never takes the next argument for its value,
+    and `--sweep` as `--sweep=auto` where a flag, a text of several words or nothing follows.
+    """
     end = args.index("--") if "--" in args else len(args)
-    spelled = ("--json=object" if arg == "--json" else arg for arg in args[:end])
+    spelled = []
+    for arg, value in zip_longest(args[:end], args[1:end]):
+        bare = value is None or value.startswith("-") or " " in value
+        values = {"--json": "object", **({"--sweep": "auto"} if bare else {})}
+        spelled.append(f"{arg}={values[arg]}" if arg in values else arg)
     return [*spelled, *args[end:]]
 
 

@@ -299,6 +299,7 @@ def plan_output(
     space is not asked for. `index` is its place in a batch.
     """
     from svgen.partial import check_output
+    from svgen.preview import check_preview
     from svgen.video import needed_bytes
 
     to_stdout = options["output"] == STDOUT
@@ -314,6 +315,8 @@ def plan_output(
     size = {name: getattr(request, name) for name in ("frames", "width_px", "height_px")}
     needed = needed_bytes(**size) if sized else 0
     check_output(path, overwrite=options["overwrite"] or to_stdout, needed=needed)
+    if options.get("preview_every") and not to_stdout:
+        check_preview(path, overwrite=options["overwrite"])
     return path
 
 

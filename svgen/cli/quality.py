@@ -168,7 +168,7 @@ def _data(plan: Comparison, rows: list[dict[str, Any]], shown: list[str]) -> dic
 @click.option(
     "--sweep",
     type=Shares(),
-    metavar="auto|S,S,...",
+    metavar="[auto|S,S,...]",
     help="Also the last preset with these band shares.",
 )
 @click.option("--frames", type=int, metavar="N", help="Number of frames, 4k+1.")

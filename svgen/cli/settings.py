@@ -136,7 +136,8 @@ def kinds_of(option: click.Option) -> tuple[type, ...]:
         return (bool,)
     if option.type is DURATION:
         return (str, float, int)
-    return {"integer": (int,), "float": (float, int)}.get(option.type.name, (str,))
+    name = option.type.name.removesuffix(" range")
+    return {"integer": (int,), "float": (float, int)}.get(name, (str,))
 
 
 def _value_problem(path: Path, key: str, option: click.Option, value: Any) -> SvgenError | None:

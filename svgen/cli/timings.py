@@ -53,7 +53,7 @@ def _ratios(ratios: Mapping[str, Any]) -> list[str]:
 
 
 def _sums(sums: Mapping[str, float], steps: int) -> list[str]:
-    lines = ["", f"a run of {steps} steps: medians added up, loading and compiling left out"]
+    lines = ["", f"a run of {steps} steps: medians added up; loading, compiling, MP4 left out"]
     lines += [f"{_title(name):<{NAME}}{seconds:>10,.2f} s" for name, seconds in sums.items()]
     return lines if sums else []
 

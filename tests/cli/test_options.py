@@ -4,7 +4,7 @@ import click
 import pytest
 
 from svgen.cli import COMMANDS, run, version_line
-from svgen.cli.options import DURATION, RESOLUTION
+from svgen.cli.options import DURATION, RESOLUTION, spell_bare
 from svgen.errors import UsageError
 from tests.cli.test_output import finished
 from tests.helpers import json_of, run_svgen
@@ -49,6 +49,23 @@ def test_duration_refuses_the_rest(text):
     with pytest.raises(UsageError) as caught:
         DURATION.convert(text, None, None)
     assert caught.value.code == "E_VALUE"
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        (["--json", "a cat"], ["--json=object", "a cat"]),
+        (["--sweep"], ["--sweep=auto"]),
+        (["--sweep", "a cat"], ["--sweep=auto", "a cat"]),
+        (["--sweep", "-o", "x"], ["--sweep=auto", "-o", "x"]),
+        (["--sweep", "0.1,0.2", "a"], ["--sweep", "0.1,0.2", "a"]),
+        (["--sweep", ""], ["--sweep", ""]),
+        (["--", "--sweep", "--json"], ["--", "--sweep", "--json"]),
+        ([], []),
+    ],
+)
+def test_flag_without_its_value_takes_no_prompt_for_it(typed, read):
+    assert spell_bare(typed) == read
 
 
 def test_flag_wins_over_environment_over_default():

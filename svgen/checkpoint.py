@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from svgen.config import ModelSpecs, TextSpec, TransformerSpec, VaeSpec
 from svgen.errors import DownloadError, SvgenError
 from svgen.models.keys import IGNORED, Target
+from svgen.untrusted import check_safetensors, read_start
 
 MAX_JSON_BYTES = 16 << 20
 SHOWN = 8  # complaints of one kind that a message spells out
@@ -61,10 +62,10 @@ def read_json(path: Path) -> dict[str, Any]:
     object.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise _bad(f"{path} has {size} bytes", f"at most {MAX_JSON_BYTES} are read")
-        value = json.loads(path.read_bytes())
+        data = read_start(path, MAX_JSON_BYTES + 1)
+        if len(data) > MAX_JSON_BYTES:
+            raise _bad(f"{path} is too large", f"at most {MAX_JSON_BYTES} bytes are read")
+        value = json.loads(data)
     except OSError as error:
         raise _bad(f"{path} cannot be read", error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
@@ -95,6 +96,7 @@ class Stored:
 
 def _open(path: Path) -> Any:
     try:
+        check_safetensors(path)
         return safe_open(path, framework="np")
     except FileNotFoundError as error:
         raise _bad(f"{path} is missing", "the checkpoint is incomplete") from error

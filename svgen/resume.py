@@ -20,6 +20,7 @@ from svgen import __version__
 from svgen.config import DENSE, Request, SparsitySchedule
 from svgen.errors import SvgenError, UsageError
 from svgen.partial import partial_file, sync, write_error
+from svgen.untrusted import check_safetensors
 
 T = TypeVar("T")
 SCHEMA = "svgen.latents/1"
@@ -30,6 +31,7 @@ LEAST = {  # whole numbers of a request
     **dict.fromkeys(("seed", "item"), 0),
 }
 MOST = 2**63 - 1
+MAX_LATENTS_BYTES = 1 << 29  # 81 frames of 2560x1440 have 77 MB
 SHOWN_LETTERS = 100  # of a value in a message
 
 
@@ -66,6 +68,7 @@ def load_state(
     if not os.path.lexists(path):
         return None
     try:
+        check_safetensors(path)
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
             if metadata.get("schema") != STATE_SCHEMA:
@@ -140,6 +143,7 @@ def _no_latents(path: Path, why: str) -> SvgenError:
 def load_latents(path: Path) -> tuple[np.ndarray, Request]:
     """Read latents and their request; raises UsageError for any other file."""
     try:
+        check_safetensors(path)
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
             if metadata.get("schema") != SCHEMA:
@@ -150,6 +154,8 @@ def load_latents(path: Path) -> tuple[np.ndarray, Request]:
             dtype, shape = part.get_dtype(), part.get_shape()
             if dtype != "F32" or len(shape) != 5 or shape[0] != 1:
                 raise _no_latents(path, f"latents are {dtype}{shape}, not F32[1, F, H, W, Z]")
+            if 4 * math.prod(shape) > MAX_LATENTS_BYTES:
+                raise _no_latents(path, f"latents have more than {MAX_LATENTS_BYTES} bytes")
             latents = file.get_tensor("latents")
     except (OSError, SafetensorError) as error:
         raise _no_latents(path, str(error)) from error

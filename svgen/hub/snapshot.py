@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from svgen.errors import DownloadError, FileError, SvgenError, UsageError
+from svgen.untrusted import MAX_HEADER_BYTES, open_plain, read_start
 
 MODEL_INDEX = "model_index.json"
 REQUIRED = (
@@ -36,7 +37,6 @@ WEIGHTS = (
 PIPELINE = "WanPipeline"
 REPAIR_HINT = "svgen models pull NAME --repair, or use another checkpoint"
 MAX_JSON_BYTES = 16 << 20
-MAX_HEADER_BYTES = 100 << 20
 CHUNK_BYTES = 1 << 20
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
@@ -97,8 +97,7 @@ def parse_json(data: bytes, path: str) -> dict[str, Any]:
 def read_bounded(path: Path) -> bytes:
     """Read a small file, one byte past the limit at most: `parse_json` refuses what is longer."""
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_JSON_BYTES + 1)
+        return read_start(path, MAX_JSON_BYTES + 1)
     except OSError as error:
         message = f"{path} cannot be read: {error.strerror}"
         hint = "check the permissions of the folder"
@@ -178,7 +177,7 @@ def digest_of(data: bytes, like: str) -> str:
 
 def feed(hasher: Hasher, path: Path, on_bytes: Callable[[int], None]) -> None:
     """Hash a file, telling how far it came."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         while chunk := file.read(CHUNK_BYTES):
             hasher.update(chunk)
             on_bytes(len(chunk))
@@ -192,7 +191,7 @@ def cached_digest(path: Path) -> str | None:
 
 def declared_bytes(path: Path) -> int | None:
     """The length that the header of a safetensors file asks for; None if it has no header."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= MAX_HEADER_BYTES:
             return None

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from svgen.config import ModelSpecs, TextSpec, TransformerSpec, VaeSpec
 from svgen.errors import DownloadError, SvgenError
 from svgen.models.keys import IGNORED, Target
-from svgen.untrusted import check_safetensors, read_start
+from svgen.untrusted import SHARD, check_safetensors, read_start
 
 MAX_JSON_BYTES = 16 << 20
 SHOWN = 8  # complaints of one kind that a message spells out
@@ -142,11 +142,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(mapping, dict) or not mapping:
         raise _bad(f"{index} has no weight_map", "it must map tensor names to files")
     for file in mapping.values():
-        if (
-            not isinstance(file, str)
-            or Path(file).name != file
-            or not file.endswith(".safetensors")
-        ):
+        if not isinstance(file, str) or not SHARD.fullmatch(file):
             raise _bad(f"{index} names the file {_shown(file)}", "shards lie beside the index")
     return mapping
 

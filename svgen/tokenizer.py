@@ -220,7 +220,8 @@ def _explained(path: Path) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library's panics are not of type Exception
-        raise _corrupt(path, f"the tokenizers library says: {str(error)[:SHOWN_LETTERS]}") from error
+        said = str(error)[:SHOWN_LETTERS]
+        raise _corrupt(path, f"the tokenizers library says: {said}") from error
 
 
 def _eos_token(path: Path) -> str:

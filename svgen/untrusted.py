@@ -6,11 +6,13 @@ Hub's cache is made of links), if a plain file is at its end.
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 from typing import BinaryIO
 
 MAX_HEADER_BYTES = 4 << 20  # of a safetensors file; Wan's largest has 0.2 MB
+SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.safetensors")  # a name beside its index
 FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_NONBLOCK", 0)  # a pipe without a writer would be waited for

@@ -17,6 +17,7 @@ from svgen import __version__
 from svgen.cli.endings import explain
 from svgen.cli.hosts import PeerWatch, lost, shared_state
 from svgen.cli.output import NORMAL, Console
+from svgen.cli.resolve import recipe_model
 from svgen.cli.stopping import Stop, stopping_between_steps
 from svgen.cli.watch import Watch
 from svgen.config import Request
@@ -344,7 +345,7 @@ def make_video(
         saved.delete()
         console.detail(f"latents saved: {kept}")
         console.event("saved", kind="latents", path=kept)
-        with keeping(kept):
+        with keeping(kept, request):
             written = decode(console, pipeline, latents, request, target, **options)
         team.wait()
     if not keep_latents:
@@ -354,13 +355,23 @@ def make_video(
 
 
 @contextmanager
-def keeping(latents: Path) -> Iterator[None]:
+def keeping(latents: Path, request: Request) -> Iterator[None]:
     """Say, with whatever ends the block, that the latents are kept and how to decode them."""
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
         problem = explain(error)
         problem.details["latents"] = str(latents)
-        again = f"the latents are kept: svgen decode {shlex.quote(str(latents))} -o NAME.mp4"
+        words = ["svgen", "decode", str(latents), "-o", "NAME.mp4"]
+        if not _is_named(request):  # a folder has to be named again
+            words += ["--model", request.model]
+        again = f"the latents are kept: {shlex.join(words)}"
         problem.hint = f"{problem.hint}; {again}" if problem.hint else again
         raise problem from error
+
+
+def _is_named(request: Request) -> bool:
+    """Whether `svgen decode` takes the model from the latents."""
+    with suppress(SvgenError):
+        return bool(recipe_model(request.as_json()))
+    return False

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from svgen.errors import DownloadError, FileError, SvgenError, UsageError
-from svgen.untrusted import MAX_HEADER_BYTES, open_plain, read_start
+from svgen.untrusted import MAX_HEADER_BYTES, SHARD, open_plain, read_start
 
 MODEL_INDEX = "model_index.json"
 REQUIRED = (
@@ -38,8 +38,8 @@ PIPELINE = "WanPipeline"
 REPAIR_HINT = "svgen models pull NAME --repair, or use another checkpoint"
 MAX_JSON_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 20
+SHOWN_LETTERS = 200  # of a name in a message
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
 
 
 class Hasher(Protocol):
@@ -115,7 +115,8 @@ def shards_of(index_path: str, data: bytes) -> list[str]:
     for name in names:
         if not SHARD.fullmatch(name):
             why = "a shard is a .safetensors file beside its index"
-            raise corrupt(f"{index_path} names the file {name!r}", why=why, hint=hint)
+            shown = repr(name)[:SHOWN_LETTERS]
+            raise corrupt(f"{index_path} names the file {shown}", why=why, hint=hint)
     folder = index_path.rpartition("/")[0]
     return [f"{folder}/{name}" for name in names]
 
@@ -153,7 +154,9 @@ def check_pipeline(data: bytes, model: str) -> None:
     hint = "use a Wan 2.1 text-to-video model: `svgen models list`"
     if found != PIPELINE:
         why = f"svgen runs checkpoints of the class {PIPELINE}"
-        raise UsageError("E_MODEL", f"{model} is a {found!r} model", why=why, hint=hint)
+        raise UsageError(
+            "E_MODEL", f"{model} is a {repr(found)[:SHOWN_LETTERS]} model", why=why, hint=hint
+        )
     if second not in (None, [None, None]):
         why = "svgen runs models with one transformer"
         raise UsageError("E_MODEL", f"{model} has two transformers", why=why, hint=hint)

@@ -21,6 +21,7 @@ from svgen.config import SMALL_PARAMETERS, Preset
 from svgen.errors import MachineError, UsageError, raise_all
 from svgen.grid import RESOLUTIONS, WAN21, frames_problem, grid_of, size_problem
 from svgen.plan import Job, fingerprint, predict, prepare_environment
+from svgen.private import make_private
 from svgen.shapes import SPECS
 from svgen.tpus import TPUS, parse_slice
 
@@ -77,7 +78,7 @@ def _planned(console: Console, key: str, make: Callable[[], dict[str, Any]]) -> 
     with console.stage("plan"):
         found = make()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(path.parent)
         path.write_text(json.dumps(found), encoding="utf-8")
     except OSError as error:
         console.warn(f"the plan is not kept: {error}")

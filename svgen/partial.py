@@ -217,6 +217,6 @@ def write_error(path: Path, error: OSError) -> SvgenError:
         return UsageError("E_OUTPUT_NAME", message, why="the disk allows no more", hint=hint)
     code = "E_DISK_FULL" if error.errno in FULL_ERRNO else "E_WRITE"
     reason = error.strerror or str(error)
-    return FileError(
-        code, f"{path} cannot be written: {reason}", hint="choose another place with -o"
-    )
+    why = "svgen needs a folder that it may write to, on a disk with room"
+    message, hint = f"{path} cannot be written: {reason}", "choose another place with -o"
+    return FileError(code, message, why=why, hint=hint)

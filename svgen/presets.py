@@ -186,9 +186,8 @@ def _read_table(path: Path) -> dict[str, Any]:
             raise _problem(source, "there is no such preset file", "", "svgen presets list")
         data = read_start(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise _problem(
-            source, "cannot be read", str(error), "choose a file you can read"
-        ) from error
+        why = getattr(error, "strerror", None) or str(error)
+        raise _problem(source, "cannot be read", why, "choose a file you can read") from error
     if len(data) > MAX_BYTES:
         raise _problem(
             source, "is too large", f"a preset has at most {MAX_BYTES} bytes", "shorten it"

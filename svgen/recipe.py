@@ -21,8 +21,10 @@ def read_recipe(path: Path) -> dict[str, Any]:
     try:
         with open_plain(path) as file:
             text = _read_comment(file)
-    except OSError as error:
-        raise FileError("E_READ", f"{path} cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = getattr(error, "strerror", None) or str(error)
+        hint = "--from with a video that svgen wrote"
+        raise FileError("E_READ", f"{path} cannot be read", why=why, hint=hint) from error
     try:
         recipe = json.loads(text)
     except (ValueError, RecursionError):  # ValueError: neither UTF-8 nor JSON

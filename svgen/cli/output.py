@@ -13,6 +13,7 @@ stdout always carries the result, whatever the level: lines; with `--json` one o
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -27,6 +28,7 @@ from svgen.cli.endings import explain
 from svgen.cli.progress import Bar, LiveBar, PlainBar, ReportedBar
 from svgen.errors import FileError, SvgenError
 
+STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 QUIET, NORMAL, VERBOSE, DEBUG = -1, 0, 1, 2
 COLORS = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
 
@@ -48,13 +50,10 @@ def color_wanted(stream: TextIO | None, flag: bool | None = None) -> bool:
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which could steer a terminal; line breaks and tabs stay."""
-    return "".join(
-        repr(mark)[1:-1]
-        if (mark < " " and mark not in "\n\t") or "\x7f" <= mark <= "\x9f"
-        else mark
-        for mark in text
-    )
+    """Escape control characters, which could steer a terminal, and those that turn the direction
+    of text, behind which words could hide; line breaks and tabs stay.
+    """
+    return STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def _one_line(text: str) -> str:

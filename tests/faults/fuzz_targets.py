@@ -128,9 +128,9 @@ def _index() -> Target:
     path = "indexed/transformer/diffusion_pytorch_model.safetensors.index.json"
 
     def run() -> str:
-        from svgen.hub import find
+        from svgen.hub import locate
 
-        assert find("./indexed")
+        assert locate("./indexed")
         return load("indexed", "transformer")
 
     return Target(whole=Path(path).read_bytes(), mutate=mutations.break_json, path=path, run=run)

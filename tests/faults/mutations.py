@@ -131,7 +131,11 @@ def break_json(rng: random.Random, data: bytes) -> bytes:
     """Break a JSON file as a value, sometimes its text too."""
     if rng.random() < 0.25:
         return break_bytes(rng, data)
-    text = json.dumps(break_value(rng, json.loads(data)))
+    try:
+        value = json.loads(data)
+    except ValueError:  # broken already
+        return break_bytes(rng, data)
+    text = json.dumps(break_value(rng, value))
     if rng.random() < 0.1:  # a key twice
         text = text.replace("{", '{"a": 1, "a": [], ', 1)
     if rng.random() < 0.05:

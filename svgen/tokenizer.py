@@ -111,7 +111,8 @@ class Tokenizer:
         path = Path(checkpoint) / "tokenizer" / "tokenizer.json"
         backend = _parse(path)
         name = _eos_token(path.with_name("tokenizer_config.json"))
-        eos_id = backend.token_to_id(name)
+        with _explained(path):  # half of a surrogate pair is no name
+            eos_id = backend.token_to_id(name)
         if eos_id is None:
             raise _corrupt(path, f"it has no end-of-text token {name[:SHOWN_LETTERS]!r}")
         largest = max(backend.get_vocab(with_added_tokens=True).values())

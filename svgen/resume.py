@@ -33,6 +33,7 @@ LEAST = {  # whole numbers of a request
 MOST = 2**63 - 1
 MAX_LATENTS_BYTES = 1 << 29  # 81 frames of 2560x1440 have 77 MB
 SHOWN_LETTERS = 100  # of a value in a message
+SHOWN_WHY = 500  # the library's complaints may quote whole headers
 
 
 def latents_path(video: Path, request: Request) -> Path:
@@ -112,7 +113,7 @@ def _check_state(path: Path, file: Any, shape: tuple[int, ...]) -> None:
 
 def _no_state(path: Path, why: str) -> SvgenError:
     hint = f"delete {path} to begin anew, or choose another output with -o"
-    return UsageError("E_STATE", f"{path} cannot be gone on from", why=why, hint=hint)
+    return UsageError("E_STATE", f"{path} cannot be gone on from", why=why[:SHOWN_WHY], hint=hint)
 
 
 def _save(path: Path, tensors: Mapping[str, np.ndarray], schema: str, request: Request) -> None:
@@ -135,7 +136,7 @@ def _no_latents(path: Path, why: str) -> SvgenError:
     return UsageError(
         "E_LATENTS",
         f"{path} holds no latents of svgen",
-        why=why,
+        why=why[:SHOWN_WHY],
         hint="give the .latents.safetensors file that a run has named",
     )
 

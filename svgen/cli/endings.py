@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from svgen import __version__
+from svgen.cli.secrets import hide
 from svgen.errors import FileError, InternalError, Interrupted, OutOfMemory, SvgenError, UsageError
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -98,7 +99,7 @@ def _write_log(error: BaseException) -> Path | None:
         text += "".join(traceback.format_exception(error))
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+            file.write(hide(text))
         for old in sorted(folder.glob("error-*.log"))[:-LOGS_KEPT]:
             old.unlink(missing_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: no home folder

@@ -16,6 +16,7 @@ import click
 
 from svgen import __version__
 from svgen.cli.output import DEBUG, Console, truthy
+from svgen.cli.secrets import hide_in_log
 from svgen.errors import UsageError
 from svgen.grid import RESOLUTIONS
 
@@ -274,6 +275,8 @@ def hush_libraries(verbosity: int) -> None:
     """
     if verbosity >= DEBUG:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(hide_in_log)
         return
     for name, value in QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -26,6 +26,7 @@ from typing import Any, NoReturn, TextIO
 from svgen import __version__
 from svgen.cli.endings import explain
 from svgen.cli.progress import Bar, LiveBar, PlainBar, ReportedBar
+from svgen.cli.secrets import hide
 from svgen.errors import FileError, SvgenError
 
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -251,7 +252,7 @@ class Console:
         """Write to stderr, above a bar that is shown. A reader that left is no failure."""
         if self.verbosity < level or sys.stderr is None:
             return
-        line = (text if raw else printable(text)) + "\n"
+        line = hide(text if raw else printable(text)) + "\n"
         with suppress(BrokenPipeError), self._bar.aside() if self._bar else nullcontext():
             sys.stderr.write(line)
             sys.stderr.flush()
@@ -269,7 +270,7 @@ class Console:
         if sys.stdout is None:
             return
         with self._to_stdout():
-            sys.stdout.write(text)
+            sys.stdout.write(hide(text))
             sys.stdout.flush()
 
     @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.fuzz_targets import TINY
-from tests.faults.fuzz_worker import CANARY, INSIDE, MOST_BYTES
+from tests.faults.fuzz_worker import CANARY, CHEAP, INSIDE, MOST_BYTES
 from tests.helpers import ROOT
 
 pytestmark = pytest.mark.faults
@@ -30,6 +30,7 @@ def work(arena, first, last):
     home.mkdir(exist_ok=True)
     names = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "TMPDIR")
     env = {**os.environ, **dict.fromkeys(names, str(home)), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    env["SVGEN_FUZZ_CHEAP"] = str(CHEAP)  # the home of a test has no SVGEN_*
     command = [sys.executable, "-m", "tests.faults.fuzz_worker", str(arena), str(SEED)]
     done = subprocess.run(
         [*command, str(first), str(last)],

@@ -1,6 +1,8 @@
 """A token of the Hub is written nowhere: not by what works, not by what fails, not by a crash."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,13 +19,13 @@ ENTRY = CATALOG[NAME]
 TINY = str(ROOT / "tests/golden/tiny")
 SMALL = ("--model", TINY, "--res", "32x32", "--frames", "5", "--steps", "1", "--seed", "1")
 CRASH = """
-import svgen.video
-svgen.cli.execution = __import__("svgen.cli.execution").cli.execution
-def fail(*_, **__):
-    import os
-    raise RuntimeError("a defect")
-svgen.cli.execution.write_video = fail
+import svgen.cli.execution
 from svgen.cli import main
+
+def fail(*_, **__):
+    raise RuntimeError("a defect")
+
+svgen.cli.execution.write_video = fail
 main()
 """
 
@@ -79,7 +81,7 @@ def test_token_is_in_no_error(kept, server, home, name):
         (home / "huggingface/token").write_text(wrong)
         env = {"HF_TOKEN": ""}
     assert kept("models", "pull", NAME, "-vv", **env).returncode == 4
-    server.faults.append(Fault("api", "status", status=500, times=100))
+    server.faults.append(Fault("api", "page", times=100))  # as in a hotel
     assert kept("models", "pull", NAME, "--json", "-vv", **env).returncode == 5
     gone = "http://127.0.0.1:9"
     assert kept("models", "pull", NAME, "-vv", HF_ENDPOINT=gone, **env).returncode == 5
@@ -87,16 +89,12 @@ def test_token_is_in_no_error(kept, server, home, name):
     assert kept("models", "pull", NAME, "-vv", HF_ENDPOINT=inside, **env).returncode in (4, 5)
     assert kept("models", "pull", wrong, **env).returncode == 2
     (home / "huggingface/token").unlink(missing_ok=True)
-    told = kept.written().replace(b"unknown model '%s'" % wrong.encode(), b"")
-    assert wrong.encode() not in told
+    assert wrong.encode() not in kept.written()
 
 
 def test_token_is_in_no_traceback(kept, home):
     script = home / "crash.py"
     script.write_text(CRASH)
-    import subprocess
-    import sys
-
     done = subprocess.run(
         [sys.executable, str(script), "generate", "a", *SMALL, "-o", "x.mp4", "-vv", "--json"],
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_TOKEN": TOKEN, "XLA_FLAGS": ""},

@@ -169,6 +169,18 @@ def test_latents_of_ten_gigabytes_are_refused_by_their_header(tmp_path):
     assert "more than" in caught.value.why
 
 
+@pytest.mark.parametrize("name", ["latents", "state"])
+def test_complaint_of_the_library_is_cut(tmp_path, name):
+    """It quotes what it found, here a type of a hundred thousand letters."""
+    path = tmp_path / "x.safetensors"
+    tensor = f'{{"dtype":"{"x" * 100_000}","shape":[1],"data_offsets":[0,4]}}'
+    header = f'{{"a":{tensor}}}'.encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(SvgenError) as caught:
+        READERS[name](path)
+    assert len(caught.value.why) <= 500
+
+
 def test_plain_files_are_read_through_links_and_up_to_a_length(tmp_path):
     path, link = tmp_path / "x", tmp_path / "link"
     path.write_bytes(b"0123456789")

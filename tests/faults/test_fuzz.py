@@ -5,6 +5,7 @@ SVGEN_FUZZ_INPUTS sets how many (3,000 unless it says otherwise), SVGEN_FUZZ_SEE
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -13,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.fuzz_targets import TINY
+from svgen.errors import CODES
+from tests.faults.fuzz_targets import TINY, targets
 from tests.faults.fuzz_worker import CANARY, CHEAP, INSIDE, MOST_BYTES
-from tests.helpers import ROOT
+from tests.helpers import ROOT, json_of, run_svgen
 
 pytestmark = pytest.mark.faults
 
 INPUTS = int(os.environ.get("SVGEN_FUZZ_INPUTS", "3000"))
 SEED = int(os.environ.get("SVGEN_FUZZ_SEED", "1"))
+ROUNDS = int(os.environ.get("SVGEN_FUZZ_ROUNDS", "1"))  # of the commands, each a process
 PART = 4000  # inputs that one process takes
 
 
@@ -83,3 +86,52 @@ def test_no_broken_file_is_a_traceback_a_hang_or_a_flood(tmp_path):
     assert max(peaks) < MOST_BYTES
     strays = {path.name for path in Path(tmp_path).iterdir()}
     assert strays == {"home", INSIDE, CANARY, "current", "found.jsonl"}
+
+
+MODEL = ("--res", "48x32", "--frames", "5", "--steps", "1", "-o", "x.mp4", "--overwrite")
+COMMANDS = {  # what a user runs on a file of each kind
+    "weights transformer": ("generate", "a", "--model", "./broken", *MODEL),
+    "weights shard": ("generate", "a", "--model", "./sharded", *MODEL),
+    "index": ("models", "verify", "./indexed"),
+    "config vae": ("generate", "a", "--model", "./broken", *MODEL),
+    "tokenizer": ("generate", "a", "--model", "./broken", *MODEL),
+    "sampling": ("generate", "a", "--model", "./sampled", "--dry-run"),
+    "preset": ("presets", "check", "mine.toml"),
+    "prompts": ("generate", "--prompts", "prompts.jsonl", "--model", "./whole", *MODEL),
+    "recipe": ("generate", "--from", "old.mp4", "--model", "./whole", "--dry-run"),
+    "latents": ("decode", "x.latents.safetensors", "--model", "./whole", "-o", "y.mp4"),
+    "settings": ("generate", "a", "--model", "./whole", "--dry-run"),
+    "bench": ("bench", "--against", "bench.json", "--model", "./whole"),
+}
+
+
+@pytest.fixture
+def whole(tmp_path, monkeypatch):
+    """Every kind of file, whole, in the current folder; returns them by name."""
+    import svgen.cli.planning as planning
+
+    monkeypatch.setattr(planning, "open_pipeline", planning.open_pipeline)  # kept for others
+    monkeypatch.chdir(tmp_path)
+    found = targets()
+    shutil.copytree("whole", "sampled")
+    return found
+
+
+def test_commands_on_broken_files_end_as_documented(whole, tmp_path, home):
+    codes = {kind.exit_code for kind, _ in CODES.values()} - {1} | {0}
+    env = {"XLA_FLAGS": "", "RUST_BACKTRACE": "0"}
+    ends = Counter()
+    for number, (name, args) in enumerate(list(COMMANDS.items()) * ROUNDS):
+        target = whole[name]
+        data = target.mutate(random.Random(f"{SEED}:command:{number}"), target.whole)
+        Path(target.path).write_bytes(data)
+        done = run_svgen(*args, "--json", env=env, cwd=tmp_path, timeout_s=120)
+        Path(target.path).write_bytes(target.whole)
+        body = json_of(done)
+        assert done.returncode in codes, (number, name, done.stdout[:2000])
+        assert (body["error"] is None) == (done.returncode == 0)
+        assert "Traceback" not in done.stderr
+        if name == "settings":
+            Path(target.path).unlink()  # it would speak for all others
+        ends[body["error"]["code"] if body["error"] else "works"] += 1
+    print(f"{sum(ends.values())} commands: {dict(ends)}")

@@ -26,7 +26,14 @@ STEERING = re.compile(r"[^\n\t -~\xa0-\U0010ffff]|[\u202a-\u202e\u2066-\u2069]")
 KINDS = {"E_READ": 6, "E_WRITE": 6}  # exit codes; all others: 2
 
 
-opened = cache(open_pipeline)
+@cache
+def _opened(model, dtype, mesh):
+    return open_pipeline(model, dtype, mesh=mesh)
+
+
+def opened(model, dtype, stage=None, *, mesh="auto"):
+    """What `open_pipeline` returns, made once for all tests."""
+    return _opened(model, dtype, mesh)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from svgen.grid import RESOLUTIONS
 ENVIRONMENT_PREFIX = "SVGEN"
 CONTEXT = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": ENVIRONMENT_PREFIX}
 LONGEST_HELP = 400  # characters
+LONGEST_S = 1e6  # of a duration
 DEVICES = ("auto", "tpu", "cpu", "gpu")
 JSON_FORMS = ("object", "events")
 SHOW_ALL = "svgen.show_all"  # key in a context's meta
@@ -174,7 +175,7 @@ class Duration(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> float:
         """Read a time."""
-        if isinstance(value, float):
+        if isinstance(value, float) and 0 < value < LONGEST_S:
             return value
         match = re.fullmatch(
             r"([0-9]{1,6}(?:\.[0-9]{1,6})?|\.[0-9]{1,6}) ?s?", str(value).strip().lower()

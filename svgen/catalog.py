@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from svgen.errors import DownloadError, SvgenError
+from svgen.untrusted import read_start
 
 NEGATIVE_WAN = (
     "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，"
@@ -118,8 +119,7 @@ def read_sampling(folder: Path) -> Sampling | None:
     """
     path = folder / SAMPLING_FILE
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_SAMPLING_BYTES + 1)
+        data = read_start(path, MAX_SAMPLING_BYTES + 1)
         values = json.loads(data) if len(data) <= MAX_SAMPLING_BYTES else None
     except FileNotFoundError:
         return None

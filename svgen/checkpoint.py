@@ -33,6 +33,7 @@ from svgen.tensors import (
     read_part,
     stored_shape,
 )
+from svgen.untrusted import SHARD, check_safetensors, read_start
 
 MAX_JSON_BYTES = 16 << 20
 SHOWN = 8  # complaints of one kind that a message spells out
@@ -50,10 +51,11 @@ def read_json(path: Path) -> dict[str, Any]:
     object.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise bad_checkpoint(f"{path} has {size} bytes", f"at most {MAX_JSON_BYTES} are read")
-        value = json.loads(path.read_bytes())
+        data = read_start(path, MAX_JSON_BYTES + 1)
+        if len(data) > MAX_JSON_BYTES:
+            why = f"at most {MAX_JSON_BYTES} bytes are read"
+            raise bad_checkpoint(f"{path} is too large", why)
+        value = json.loads(data)
     except OSError as error:
         raise bad_checkpoint(f"{path} cannot be read", error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
@@ -74,6 +76,7 @@ def read_specs(folder: Path) -> ModelSpecs:
 
 def _open(path: Path) -> Any:
     try:
+        check_safetensors(path)
         return safe_open(path, framework="np")
     except FileNotFoundError as error:
         raise bad_checkpoint(f"{path} is missing", "the checkpoint is incomplete") from error
@@ -105,14 +108,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(mapping, dict) or not mapping:
         raise bad_checkpoint(f"{index} has no weight_map", "it must map tensor names to files")
     for file in mapping.values():
-        if (
-            not isinstance(file, str)
-            or Path(file).name != file
-            or not file.endswith(".safetensors")
-        ):
-            raise bad_checkpoint(
-                f"{index} names the file {_shown(file)}", "shards lie beside the index"
-            )
+        if not isinstance(file, str) or not SHARD.fullmatch(file):
+            why = "shards lie beside the index"
+            raise bad_checkpoint(f"{index} names the file {_shown(file)}", why)
     return mapping
 
 

@@ -229,4 +229,6 @@ def write_error(path: Path, error: OSError, way: str = WAY) -> SvgenError:
         return UsageError("E_OUTPUT_NAME", message, why="the disk allows no more", hint=hint)
     full = error.errno in FULL_DISK
     code, hint = "E_DISK_FULL" if full else "E_WRITE", f"free some space, or {way}" if full else way
-    return FileError(code, f"{path} cannot be written: {error.strerror or error}", hint=hint)
+    why = "svgen needs a folder that it may write to, on a disk with room"
+    message = f"{path} cannot be written: {error.strerror or error}"
+    return FileError(code, message, why=why, hint=hint)

@@ -29,6 +29,7 @@ from typing import Any
 from svgen.config import DENSE, SPARSITY_RANGES, Preset, SparsitySchedule
 from svgen.errors import SvgenError, UsageError, raise_all
 from svgen.grid import RESOLUTIONS, WAN21, frames_problem, size_problem
+from svgen.untrusted import read_start
 
 SCHEMA = 1
 SUFFIX = ".toml"
@@ -181,14 +182,12 @@ def _read_table(path: Path) -> dict[str, Any]:
     """Parse a file of bounded size."""
     source = str(path)
     try:
-        if not path.is_file():
+        if not path.exists() or path.is_dir():
             raise _problem(source, "there is no such preset file", "", "svgen presets list")
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_start(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise _problem(
-            source, "cannot be read", str(error), "choose a file you can read"
-        ) from error
+        why = getattr(error, "strerror", None) or str(error)
+        raise _problem(source, "cannot be read", why, "choose a file you can read") from error
     if len(data) > MAX_BYTES:
         raise _problem(
             source, "is too large", f"a preset has at most {MAX_BYTES} bytes", "shorten it"

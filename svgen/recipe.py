@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from svgen.errors import FileError, UsageError
+from svgen.untrusted import open_plain
 
 RECIPE_BYTES_MAX = 16 << 20
 ATOMS_MAX = 1 << 16  # at one level of an MP4; a fragmented one of an hour has a few thousand
@@ -18,10 +19,12 @@ ATOMS_MAX = 1 << 16  # at one level of an MP4; a fragmented one of an hour has a
 def read_recipe(path: Path) -> dict[str, Any]:
     """Read the recipe of a video that svgen wrote; raise UsageError E_RECIPE if it has none."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             text = _read_comment(file)
-    except OSError as error:
-        raise FileError("E_READ", f"{path} cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = getattr(error, "strerror", None) or str(error)
+        hint = "--from with a video that svgen wrote"
+        raise FileError("E_READ", f"{path} cannot be read", why=why, hint=hint) from error
     try:
         recipe = json.loads(text)
     except (ValueError, RecursionError):  # ValueError: neither UTF-8 nor JSON

@@ -20,6 +20,7 @@ from svgen import __version__
 from svgen.config import DENSE, Request, SparsitySchedule
 from svgen.errors import SvgenError, UsageError
 from svgen.partial import partial_file, sync, write_error
+from svgen.untrusted import check_safetensors
 
 T = TypeVar("T")
 SCHEMA = "svgen.latents/1"
@@ -30,8 +31,10 @@ LEAST = {  # whole numbers of a request
     **dict.fromkeys(("seed", "item"), 0),
 }
 MOST = 2**63 - 1
+MAX_LATENTS_BYTES = 1 << 29  # 81 frames of 2560x1440 have 77 MB
 SHOWN_LETTERS = 100  # of a value in a message
 STEM_BYTES = 200  # of the video's name in theirs: a file name has 255, and suffixes are added
+SHOWN_WHY = 500  # the library's complaints may quote whole headers
 
 
 def latents_path(video: Path, request: Request) -> Path:
@@ -94,6 +97,7 @@ def _load_own(
     if not os.path.lexists(path):
         return None
     try:
+        check_safetensors(path)
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
             if metadata.get("schema") != schema:
@@ -144,7 +148,7 @@ def _check_header(path: Path, file: Any, wanted: Mapping[str, tuple[str, list[in
 
 def _no_state(path: Path, why: str) -> SvgenError:
     hint = f"delete {path} to begin anew, or choose another output with -o"
-    return UsageError("E_STATE", f"{path} cannot be gone on from", why=why, hint=hint)
+    return UsageError("E_STATE", f"{path} cannot be gone on from", why=why[:SHOWN_WHY], hint=hint)
 
 
 def _save(path: Path, tensors: Mapping[str, np.ndarray], schema: str, request: Request) -> None:
@@ -167,7 +171,7 @@ def _no_latents(path: Path, why: str) -> SvgenError:
     return UsageError(
         "E_LATENTS",
         f"{path} holds no latents of svgen",
-        why=why,
+        why=why[:SHOWN_WHY],
         hint="give the .latents.safetensors file that a run has named",
     )
 
@@ -175,6 +179,7 @@ def _no_latents(path: Path, why: str) -> SvgenError:
 def load_latents(path: Path) -> tuple[np.ndarray, Request]:
     """Read latents and their request; raises UsageError for any other file."""
     try:
+        check_safetensors(path)
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
             if metadata.get("schema") != SCHEMA:
@@ -185,6 +190,8 @@ def load_latents(path: Path) -> tuple[np.ndarray, Request]:
             dtype, shape = part.get_dtype(), part.get_shape()
             if dtype != "F32" or len(shape) != 5 or shape[0] != 1:
                 raise _no_latents(path, f"latents are {dtype}{shape}, not F32[1, F, H, W, Z]")
+            if 4 * math.prod(shape) > MAX_LATENTS_BYTES:
+                raise _no_latents(path, f"latents have more than {MAX_LATENTS_BYTES} bytes")
             latents = file.get_tensor("latents")
     except (OSError, SafetensorError) as error:
         raise _no_latents(path, str(error)) from error

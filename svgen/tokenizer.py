@@ -3,6 +3,8 @@
 import html
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -13,10 +15,12 @@ import tokenizers
 
 from svgen.config import TEXT_TOKENS
 from svgen.errors import DownloadError, FileError, SvgenError, UsageError
+from svgen.tokenizer_parts import check_parts
+from svgen.untrusted import read_start
 
 PAD_ID = 0  # what fills a row of ids past its true length
 BUCKET = 64  # padded lengths are multiples of this
-MAX_FILE_BYTES = 64 << 20  # Wan's tokenizer.json has 17 MB
+MAX_FILE_BYTES = 32 << 20  # Wan's tokenizer.json has 17 MB
 EOS_TOKEN = "</s>"  # unless tokenizer_config.json names another
 SHOWN_WORDS = 12
 SHOWN_LETTERS = 120
@@ -81,11 +85,19 @@ def shorten_words(text: str) -> str:
 class Tokenizer:
     """A checkpoint's own tokenizer. Padding and truncation stored in its file are not used."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, eos_id: int):
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        eos_id: int,
+        *,
+        path: Path = Path("tokenizer.json"),
+        vocabulary: int | None = None,
+    ):
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
         self._eos_id = eos_id
+        self._path, self._vocabulary = path, vocabulary
         # transformers' T5 class adds the token where the file's post-processor does not.
         self._adds_eos = backend.encode("").ids[-1:] == [eos_id]
 
@@ -99,13 +111,14 @@ class Tokenizer:
         path = Path(checkpoint) / "tokenizer" / "tokenizer.json"
         backend = _parse(path)
         name = _eos_token(path.with_name("tokenizer_config.json"))
-        eos_id = backend.token_to_id(name)
+        with _explained(path):  # half of a surrogate pair is no name
+            eos_id = backend.token_to_id(name)
         if eos_id is None:
-            raise _corrupt(path, f"it has no end-of-text token {name!r}")
+            raise _corrupt(path, f"it has no end-of-text token {name[:SHOWN_LETTERS]!r}")
         largest = max(backend.get_vocab(with_added_tokens=True).values())
         if vocabulary is not None and largest >= vocabulary:
             raise _corrupt(path, f"it has ids up to {largest}, the text encoder {vocabulary} rows")
-        return cls(backend, eos_id)
+        return cls(backend, eos_id, path=path, vocabulary=vocabulary)
 
     def encode(
         self, prompt: str, *, truncate: bool, allow_empty: bool = False, name: str = "prompt"
@@ -117,17 +130,20 @@ class Tokenizer:
         is what messages call the prompt.
         """
         text = clean_prompt(prompt)
-        encoding = self._backend.encode(text)
+        encoding = _encoded(self._backend, text, self._path)
         added = 1 if self._adds_eos else 0
-        body = np.array(encoding.ids[: len(encoding.ids) - added], np.int32)
+        body = np.array(encoding.ids[: len(encoding.ids) - added], np.int64)
         if not (len(body) or allow_empty):
             raise _empty(prompt, name)
         room = TEXT_TOKENS - 1
         cut = _cut_text(text, encoding.offsets[room][0]) if len(body) > room else ""
         if len(body) > room and not truncate:
             raise _too_long(name, len(body) + 1, cut)
-        ids = np.append(body[:room], np.int32(self._eos_id))
-        return TokenIds(ids=ids, text=text, cut=cut)
+        ids = np.append(body[:room], np.int64(self._eos_id))
+        if self._vocabulary is not None and ids.max() >= self._vocabulary:
+            why = f"it gives the id {ids.max()}, the text encoder has {self._vocabulary} rows"
+            raise _corrupt(self._path, why)
+        return TokenIds(ids=ids.astype(np.int32), text=text, cut=cut)
 
 
 def _cut_text(text: str, start: int) -> str:
@@ -170,8 +186,7 @@ def _corrupt(path: Path, why: str) -> SvgenError:
 def _read(path: Path) -> bytes:
     """Read a file that should be small; a larger one is never taken into memory."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_start(path, MAX_FILE_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _corrupt(path, "the file is missing") from error
     except OSError as error:
@@ -184,13 +199,30 @@ def _read(path: Path) -> bytes:
 def _parse(path: Path) -> tokenizers.Tokenizer:
     data = _read(path)
     try:
+        check_parts(data)
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(path, str(error)[:SHOWN_LETTERS]) from error
+    with _explained(path):
         backend = tokenizers.Tokenizer.from_buffer(data)
-        backend.encode("a \U0001f409 \ue000")  # some faults of a file show only in use
+    _encoded(backend, "a \U0001f409 \ue000", path)  # some faults of a file show only in use
+    return backend
+
+
+def _encoded(backend: tokenizers.Tokenizer, text: str, path: Path) -> tokenizers.Encoding:
+    with _explained(path):
+        return backend.encode(text)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say of what the library raises that the file is at fault: it is handed plain text alone."""
+    try:
+        yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library's panics are not of type Exception
-        raise _corrupt(path, f"the tokenizers library says: {error}") from error
-    return backend
+        said = str(error)[:SHOWN_LETTERS]
+        raise _corrupt(path, f"the tokenizers library says: {said}") from error
 
 
 def _eos_token(path: Path) -> str:
@@ -204,5 +236,5 @@ def _eos_token(path: Path) -> str:
     except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise _corrupt(path, f"its JSON is broken: {error}") from error
     if not isinstance(token, str | None):
-        raise _corrupt(path, f"its eos_token is {token!r}, not a string")
+        raise _corrupt(path, f"its eos_token is {repr(token)[:SHOWN_LETTERS]}, not a string")
     return token or EOS_TOKEN

@@ -323,7 +323,10 @@ def test_end_token_when_another_is_named_is_used(tmp_path):
     assert tokenizer.encode("a", truncate=False).ids[-1:].tolist() == ids_of("▁dog")
 
 
-@pytest.mark.parametrize("config", [[], {"eos_token": {}}, {"eos_token": 5}, {"eos_token": "none"}])
+@pytest.mark.parametrize(
+    "config",
+    [[], {"eos_token": {}}, {"eos_token": 5}, {"eos_token": "none"}, {"eos_token": "\ud800"}],
+)
 def test_end_token_when_unusable_is_an_error(tmp_path, config):
     with pytest.raises(DownloadError, match="not a usable tokenizer"):
         Tokenizer.load(build(tmp_path, config=config))

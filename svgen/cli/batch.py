@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,6 +34,7 @@ from svgen.cli.planning import (
     plan_run,
 )
 from svgen.cli.prompts import SHOWN_LETTERS, read_text
+from svgen.cli.resolve import MAX_PROMPT_BYTES
 from svgen.cli.settings import FLAG, KINDS, kinds_of, options_of
 from svgen.config import Request
 from svgen.errors import InternalError, Interrupted, NumericalError, SvgenError, UsageError
@@ -47,6 +48,7 @@ OF_THE_PROCESS = (  # said once, for all lines
     *("device", "mesh", "coordinator", "num-processes", "process-id", "offline"),
     *("quiet", "verbose", "no-color"),
 )
+PATHS = ("output", "model", "preset")  # options that may name a file
 GROUPS = (("frames", "duration"), EXISTING)  # a line that says one of them takes back the others
 SEEDS = 2**63
 
@@ -149,6 +151,7 @@ def read_line(text: str) -> dict[str, Any]:
     if not isinstance(prompt, str) or not prompt.strip() or prompt == STDOUT:
         why = 'each line is an object whose "prompt" is text'
         raise _bad(f"has no prompt: {shown}", why, '{"prompt": "a cat"}')
+    _check_prompt(prompt)
     known = {key: one for key, one in options_of(COMMAND).items() if key not in OF_THE_PROCESS}
     known["overwrite"] = next(one for one in _params() if one.name == "overwrite")
     problems, found = Collected(), {"prompt": prompt}
@@ -156,11 +159,34 @@ def read_line(text: str) -> dict[str, Any]:
         name = key.replace("_", "-")
         if name in known:
             found[known[name].name] = problems.get(partial(_cast, known[name], key, value))
+            problems.get(partial(_check_inside, name, value))
         elif key != "prompt":
             why = f"what may stand there: prompt, {', '.join(known)}"
             problems.append(_bad(f"unknown key {key[:SHOWN_LETTERS]!r}", why, "remove it"))
     problems.raise_all()
     return found
+
+
+def _check_prompt(prompt: str) -> None:
+    """Raise for a prompt that would be looked up elsewhere, or takes long to look at."""
+    if prompt.startswith("@"):
+        why = "a line's prompt is its own text and names no file"
+        hint = "put a space before the @ to mean text"
+        raise _bad(f"the prompt {prompt[:SHOWN_LETTERS]!r} begins with @", why, hint)
+    if len(prompt) > MAX_PROMPT_BYTES:
+        why = "the text encoder reads 512 tokens"
+        raise _bad(f"the prompt has {len(prompt)} characters", why, "shorten it")
+
+
+def _check_inside(name: str, value: Any) -> None:
+    """Raise for a path that leaves the folder of the run: a file of prompts may be anybody's."""
+    if name not in PATHS or not isinstance(value, str):
+        return
+    path = PureWindowsPath(value)  # both kinds of slash, and drives
+    if path.anchor or value.startswith("~") or ".." in path.parts or value == STDOUT:
+        why = "a line names files in the folder that svgen runs in, or below"
+        hint = f"--{name} on the command line, where any path is allowed"
+        raise _bad(f"{name} = {value[:SHOWN_LETTERS]!r} leads elsewhere", why, hint)
 
 
 def _params() -> list[click.Parameter]:

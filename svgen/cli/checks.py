@@ -25,11 +25,11 @@ from svgen.cli.device import (
     choose,
     tpu_chips,
     tpu_holders,
-    unsafe,
 )
 from svgen.cli.endings import state_folder
 from svgen.cli.room import available_memory
 from svgen.errors import MachineError
+from svgen.private import unsafe
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 DISTRIBUTION = "svgen-tpu"
@@ -285,10 +285,10 @@ def _rights(name: str, folder: Path) -> Finding:
             f"chmod u+rwx {there}, or set HF_HOME or XDG_*_HOME",
         )
         return Finding(level=PROBLEM, check=name, text=text, fix=fix)
-    reason = unsafe(folder) if folder.exists() else ""
+    reason = unsafe(folder, shared=name == "models") if folder.exists() else ""
     if reason:
         return Finding(
-            level=WARNING, check=name, text=f"{folder}: {reason}", fix=f"chmod o-w {folder}"
+            level=WARNING, check=name, text=f"{folder}: {reason}", fix=f"chmod go-w {folder}"
         )
     return Finding(level=OK, check=name, text=f"{folder} can be written")
 

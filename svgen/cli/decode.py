@@ -13,7 +13,7 @@ from svgen.cli.memory import Memory
 from svgen.cli.options import device_option, help_all_option, rare_option, with_console
 from svgen.cli.output import Console
 from svgen.cli.planning import STDOUT, Collected, open_pipeline, plan_output
-from svgen.cli.resolve import range_problems, size_problems
+from svgen.cli.resolve import range_problems, recipe_model, size_problems
 from svgen.cli.settings import Configured
 from svgen.config import Request
 from svgen.errors import UsageError
@@ -27,20 +27,17 @@ ORIGIN = "the latents' request"
 
 def _model(options: Mapping[str, Any], request: Request) -> str:
     """The model whose VAE decodes: the flag's, else the one that made the latents."""
-    from svgen.hub import parse
-
     if options["model"]:
         return options["model"]
     try:
-        parse(request.model)
+        return recipe_model(request.as_json())
     except UsageError as error:
         raise UsageError(
             "E_MODEL",
-            f"the latents were made with the model {request.model!r}, which is not here",
-            why="decoding needs the VAE of that model",
+            f"the latents were made with the model {request.model[:200]!r}, which is a folder",
+            why="a file of latents is not allowed to name folders of this machine",
             hint="--model with a folder or a name of that model",
         ) from error
-    return request.model
 
 
 def _plan(

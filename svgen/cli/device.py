@@ -7,7 +7,6 @@ Here the platform is named beforehand, so a TPU that does not come up is an erro
 import importlib
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 from svgen.cli.hosts import Hosts, meet
 from svgen.errors import MachineError
+from svgen.private import make_private, unsafe
 from svgen.processes import UNKNOWN, Process, process_of
 
 ROOT = Path("/")
@@ -288,20 +288,15 @@ def _check_platform(device: str, found: str) -> None:
         )
 
 
+def compiled_folder() -> Path:
+    """Where compiled programs are kept, unless JAX_COMPILATION_CACHE_DIR says."""
+    return cache_folder() / "compile"
+
+
 def cache_folder() -> Path:
     """Where svgen keeps what it can make again: `$XDG_CACHE_HOME/svgen`."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if os.path.isabs(home) else Path("~/.cache").expanduser()) / "svgen"
-
-
-def unsafe(folder: Path) -> str:
-    """Say why code must not be loaded from a folder; empty if it may."""
-    status = folder.stat()
-    if status.st_mode & stat.S_IWOTH:
-        return "everyone may write to it"
-    if status.st_uid not in (0, os.getuid()):
-        return f"it belongs to another user (id {status.st_uid})"
-    return ""
 
 
 def _enable_cache(jax: Any, platform: str) -> tuple[str, ...]:
@@ -310,17 +305,19 @@ def _enable_cache(jax: Any, platform: str) -> tuple[str, ...]:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", CACHE_MIN_COMPILE_S)
     if not os.environ.get("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"):
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+    asked = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
+    if "://" in asked:  # a bucket has its own rules
         return ()
     try:
-        base = cache_folder() / "compile"
-        folder = base / f"{jax.__version__}-{platform}"
-        for part in (base.parent.parent, base.parent, base, folder):
-            part.mkdir(parents=True, exist_ok=True, mode=0o700)
-        reason = unsafe(base) or unsafe(folder)
+        folder = Path(asked) if asked else compiled_folder() / f"{jax.__version__}-{platform}"
+        make_private(folder)
+        reason = ("" if asked else unsafe(folder.parent)) or unsafe(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
-        return (f"compiled programs are not kept: {error}",)
-    if reason:
-        return (f"compiled programs are not kept in {folder}: {reason}",)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    return ()
+        folder, reason = None, str(error)
+    if not reason:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        return ()
+    jax.config.update("jax_compilation_cache_dir", None)
+    where = f" in {folder}" if folder else ""
+    rule = "; compiled programs are run, so only you may write there: chmod go-w it" * bool(folder)
+    return (f"compiled programs are not kept{where}: {reason}{rule}",)

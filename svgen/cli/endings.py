@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from svgen import __version__
+from svgen.cli.secrets import hide
 from svgen.errors import (
     FULL_DISK,
     FileError,
@@ -113,7 +114,7 @@ def _write_log(error: BaseException) -> Path | None:
         log = folder / f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         text = f"svgen {__version__}, Python {sys.version}\n{shlex.join(sys.argv)}\n\n"
         text += "".join(traceback.format_exception(error))
-        _write_private(log, text)
+        _write_private(log, hide(text))
         for old in sorted(folder.glob("error-*.log"))[:-LOGS_KEPT]:
             old.unlink(missing_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: no home folder

@@ -19,6 +19,7 @@ from svgen.config import Request
 from svgen.errors import SvgenError, UsageError
 from svgen.lock import lock_path, sole_run
 from svgen.recipe import read_recipe
+from svgen.untrusted import check_safetensors
 
 LOOKED_AT = 200  # files of a folder
 DRAWN_SEEDS = 2**32
@@ -104,6 +105,7 @@ def _leftovers(
         return
     for path in islice((folder / name for name in names), LOOKED_AT):
         try:
+            check_safetensors(path)
             with safe_open(path, framework="np") as file:
                 yield path, file.metadata() or {}
         except (OSError, SafetensorError):

@@ -17,12 +17,14 @@ import click
 
 from svgen import __version__
 from svgen.cli.output import DEBUG, Console, truthy
+from svgen.cli.secrets import hide_in_log
 from svgen.errors import UsageError
 from svgen.grid import RESOLUTIONS
 
 ENVIRONMENT_PREFIX = "SVGEN"
 CONTEXT = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": ENVIRONMENT_PREFIX}
 LONGEST_HELP = 400  # characters
+LONGEST_S = 1e6  # of a duration
 DEVICES = ("auto", "tpu", "cpu", "gpu")
 JSON_FORMS = ("object", "events")
 SHOW_ALL = "svgen.show_all"  # key in a context's meta
@@ -180,7 +182,7 @@ class Duration(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> float:
         """Read a time."""
-        if isinstance(value, float):
+        if isinstance(value, float) and 0 < value < LONGEST_S:
             return value
         match = re.fullmatch(
             r"([0-9]{1,6}(?:\.[0-9]{1,6})?|\.[0-9]{1,6}) ?s?", str(value).strip().lower()
@@ -281,6 +283,8 @@ def hush_libraries(verbosity: int) -> None:
     """
     if verbosity >= DEBUG:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(hide_in_log)
         return
     for name, value in QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)

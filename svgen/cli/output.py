@@ -13,6 +13,7 @@ stdout always carries the result, whatever the level: lines; with `--json` one o
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -25,10 +26,12 @@ from typing import Any, NoReturn, TextIO
 from svgen import __version__
 from svgen.cli.endings import explain
 from svgen.cli.progress import Bar, LiveBar, PlainBar, ReportedBar
+from svgen.cli.secrets import hide
 from svgen.cli.streams import abandon, give_up_stdout
 from svgen.errors import SvgenError
 
 KEPT = ("video", "dump", "picture")  # kinds of saved files that are results
+STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 QUIET, NORMAL, VERBOSE, DEBUG = -1, 0, 1, 2
 COLORS = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
 
@@ -55,13 +58,10 @@ def is_moving(stream: TextIO | None) -> bool:
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which could steer a terminal; line breaks and tabs stay."""
-    return "".join(
-        repr(mark)[1:-1]
-        if (mark < " " and mark not in "\n\t") or "\x7f" <= mark <= "\x9f"
-        else mark
-        for mark in text
-    )
+    """Escape control characters, which could steer a terminal, and those that turn the direction
+    of text, behind which words could hide; line breaks and tabs stay.
+    """
+    return STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def _one_line(text: str) -> str:
@@ -259,7 +259,7 @@ class Console:
         """Write to stderr, above a bar that is shown. That nobody can read it is no failure."""
         if self.verbosity < level or sys.stderr is None:
             return
-        line = (text if raw else printable(text)) + "\n"
+        line = hide(text if raw else printable(text)) + "\n"
         try:
             with self._bar.aside() if self._bar else nullcontext():
                 sys.stderr.write(line)
@@ -285,7 +285,7 @@ class Console:
         if sys.stdout is None:
             return
         try:
-            sys.stdout.write(text)
+            sys.stdout.write(hide(text))
             sys.stdout.flush()
         except OSError as error:
             abandon(sys.stdout)

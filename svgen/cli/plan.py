@@ -22,6 +22,7 @@ from svgen.errors import MachineError, SvgenError, UsageError, raise_all
 from svgen.grid import RESOLUTIONS, WAN21, frames_problem, grid_of, size_problem
 from svgen.partial import write_whole
 from svgen.plan import Job, fingerprint, predict, prepare_environment
+from svgen.private import make_private
 from svgen.shapes import SPECS
 from svgen.tpus import TPUS, parse_slice
 
@@ -78,7 +79,7 @@ def _planned(console: Console, key: str, make: Callable[[], dict[str, Any]]) -> 
     with console.stage("plan"):
         found = make()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(path.parent)
         write_whole(path, json.dumps(found).encode(), overwrite=True)
     except (OSError, SvgenError) as error:
         console.warn(f"the plan is not kept: {error}")

@@ -17,6 +17,7 @@ from svgen.cli.device import Device, no_tpu, prepare_jax
 from svgen.cli.hosts import hosts_of, shared_seed
 from svgen.cli.memory import check_memory
 from svgen.cli.naming import output_path
+from svgen.cli.output import printable
 from svgen.cli.resolve import Resolved, read_prompt, recipe_model, resolve
 from svgen.cli.settings import FLAG, rank
 from svgen.config import Preset, Request
@@ -402,7 +403,7 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
     origin = {"schedule": origin.get("preset", "default"), **origin}
     lines = [f"{'tokens':<10}{data['tokens']}"]
     for name, value in shown.items():
-        text = " ".join(str(value).split()) if value not in (None, "") else "none"
+        text = printable(" ".join(str(value).split())) if value not in (None, "") else "none"
         text = text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}..."
         lines.append(f"{name:<10}{text}  ({origin.get(name, 'default')})")
     return lines

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from svgen.errors import FileError, SvgenError, UsageError, raise_all
+from svgen.untrusted import read_start
 
 SUFFIX = ".jsonl"
 MAX_BYTES = 1 << 24
@@ -55,8 +56,7 @@ def _prompt(line: str, where: str) -> str:
 def read_text(path: Path) -> str:
     """Read a file of prompts; raises UsageError (E_PROMPTS) unless it is UTF-8 of bounded size."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_start(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         why = getattr(error, "strerror", None) or str(error)
         hint = "--prompts with a file of one prompt a line"

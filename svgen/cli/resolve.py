@@ -9,6 +9,7 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from svgen.catalog import Sampling, entry_of, sampling_of
@@ -17,6 +18,7 @@ from svgen.config import DENSE, SMALL_PARAMETERS, Preset, Request, SparsitySched
 from svgen.errors import FileError, SvgenError, UsageError
 from svgen.grid import MAX_SIDE_PX, WAN21, Rules, frames_problem, size_problem
 from svgen.hub.source import is_bundled
+from svgen.untrusted import read_start
 
 MAX_PROMPT_BYTES = 1 << 20
 RANGES: dict[str, tuple[float, float, str]] = {  # field -> least, most, and what the number means
@@ -69,8 +71,7 @@ def _read_bytes(text: str, stdin: Any) -> bytes:
     where = "the standard input" if text == "-" else f"the prompt file {text[1:] or '(no name)'}"
     try:
         if text != "-":
-            with open(text[1:], "rb") as file:
-                return file.read(MAX_PROMPT_BYTES + 1)
+            return read_start(Path(text[1:]), MAX_PROMPT_BYTES + 1)
         if stdin is None:
             raise OSError(0, "it is closed")
         return stdin.buffer.read(MAX_PROMPT_BYTES + 1)

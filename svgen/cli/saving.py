@@ -18,6 +18,7 @@ import numpy as np
 from svgen.cli.endings import explain
 from svgen.cli.hosts import shared_latents, shared_state
 from svgen.cli.output import Console
+from svgen.cli.resolve import recipe_model
 from svgen.config import Request
 from svgen.errors import NumericalError, SvgenError
 from svgen.partial import partial_file
@@ -197,7 +198,10 @@ class Saved:
             problem, kept = explain(error), str(self.latents_path)
             if self.team.writes:
                 problem.details["latents"] = kept
-                again = f"the latents are kept: svgen decode {shlex.quote(kept)} -o NAME.mp4"
+                words = ["svgen", "decode", kept, "-o", "NAME.mp4"]
+                if not _is_named(self.request):  # a folder has to be named again
+                    words += ["--model", self.request.model]
+                again = f"the latents are kept: {shlex.join(words)}"
                 problem.hint = f"{problem.hint}; {again}" if problem.hint else again
                 if self.resumable:
                     self._add_way_on(problem, "goes on with them")
@@ -208,6 +212,13 @@ class Saved:
         again = f"the same command with --seed {seed} {what}"
         problem.hint = f"{problem.hint}; {again}" if problem.hint else again
         problem.details["command"] = shlex.join(_with_seed(["svgen", *sys.argv[1:]], seed))
+
+
+def _is_named(request: Request) -> bool:
+    """Whether `svgen decode` takes the model from the latents."""
+    with suppress(SvgenError):
+        return bool(recipe_model(request.as_json()))
+    return False
 
 
 def _with_seed(command: list[str], seed: int) -> list[str]:

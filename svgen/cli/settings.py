@@ -20,6 +20,7 @@ from click.core import ParameterSource
 
 from svgen.cli.options import DURATION
 from svgen.errors import SvgenError, UsageError, raise_all
+from svgen.untrusted import read_start
 
 PROJECT_FILE = "svgen.toml"
 COMMANDS = ("generate", "decode")  # those that a file may set up
@@ -88,8 +89,7 @@ def read_file(path: Path) -> dict[str, dict[str, Any]]:
 
 def _table(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_start(path, MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:

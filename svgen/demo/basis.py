@@ -30,7 +30,7 @@ class Basis(NamedTuple):
     @classmethod
     def load(cls, path: Path) -> "Basis":
         """Read what `save` wrote."""
-        with np.load(path) as file:
+        with np.load(path, allow_pickle=False) as file:
             return cls(file["mean"], file["axes"])
 
     @classmethod

@@ -156,7 +156,7 @@ def _bank(folder: Path) -> tuple[np.ndarray, list[scenes.Scene]]:
     mean, std = (np.asarray(numbers[name], np.float32) for name in ("mean", "std"))
     banks, drawn = [], []
     for path in sorted(folder.glob("latents-*.npy")):
-        banks.append(((np.load(path) - mean) / std).astype(np.float16))
+        banks.append(((np.load(path, allow_pickle=False) - mean) / std).astype(np.float16))
         drawn += [scenes.Scene(**one) for one in json.loads(path.with_suffix(".json").read_text())]
     return np.concatenate(banks), drawn
 

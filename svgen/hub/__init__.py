@@ -42,6 +42,7 @@ from svgen.hub.download import Link, Patience, Remote, fetch
 from svgen.hub.snapshot import FileCheck
 from svgen.hub.source import Source, parse, parse_repository
 from svgen.hub.source import resolve_auto as resolve_auto
+from svgen.private import make_private
 
 DISK_MARGIN = 0.05
 PARALLEL_FILES = 4
@@ -324,6 +325,7 @@ def _fetch_all(found: Plan, link: Link, progress: Progress) -> None:
             _fetch_one(found, file, link, count)
 
     with explained(found.source, "the cache"):
+        make_private(cache_folder())
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
         if found.source.revision != found.commit:
             write_ref(folder / "refs" / found.source.revision, found.commit)

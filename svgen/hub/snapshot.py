@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from svgen.errors import DownloadError, FileError, SvgenError, UsageError
+from svgen.untrusted import MAX_HEADER_BYTES, SHARD, open_plain, read_start
 
 MODEL_INDEX = "model_index.json"
 REQUIRED = (
@@ -37,10 +38,9 @@ PIPELINE = "WanPipeline"
 REPAIR_HINT = "svgen models pull NAME --repair, or use another checkpoint"
 MAX_JSON_BYTES = 16 << 20
 JSON_RULE = f"it must be a JSON object of at most {MAX_JSON_BYTES:,} bytes"
-MAX_HEADER_BYTES = 100 << 20
 CHUNK_BYTES = 1 << 20
+SHOWN_LETTERS = 200  # of a name in a message
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
 
 
 class Hasher(Protocol):
@@ -103,8 +103,7 @@ def parse_json(data: bytes, path: str) -> dict[str, Any]:
 def read_bounded(path: Path) -> bytes:
     """Read a small file, one byte past the limit at most: `parse_json` refuses what is longer."""
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_JSON_BYTES + 1)
+        return read_start(path, MAX_JSON_BYTES + 1)
     except OSError as error:
         message = f"{path} cannot be read: {error.strerror}"
         hint = "check the permissions of the folder"
@@ -122,7 +121,8 @@ def shards_of(index_path: str, data: bytes) -> list[str]:
     for name in names:
         if not SHARD.fullmatch(name):
             why = "a shard is a .safetensors file beside its index"
-            raise corrupt(f"{index_path} names the file {name!r}", why=why, hint=hint)
+            shown = repr(name)[:SHOWN_LETTERS]
+            raise corrupt(f"{index_path} names the file {shown}", why=why, hint=hint)
     folder = index_path.rpartition("/")[0]
     return [f"{folder}/{name}" for name in names]
 
@@ -160,7 +160,9 @@ def check_pipeline(data: bytes, model: str) -> None:
     hint = "use a Wan 2.1 text-to-video model: `svgen models list`"
     if found != PIPELINE:
         why = f"svgen runs checkpoints of the class {PIPELINE}"
-        raise UsageError("E_MODEL", f"{model} is a {found!r} model", why=why, hint=hint)
+        raise UsageError(
+            "E_MODEL", f"{model} is a {repr(found)[:SHOWN_LETTERS]} model", why=why, hint=hint
+        )
     if second not in (None, [None, None]):
         why = "svgen runs models with one transformer"
         raise UsageError("E_MODEL", f"{model} has two transformers", why=why, hint=hint)
@@ -184,7 +186,7 @@ def digest_of(data: bytes, like: str) -> str:
 
 def feed(hasher: Hasher, path: Path, on_bytes: Callable[[int], None]) -> None:
     """Hash a file, telling how far it came."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         while chunk := file.read(CHUNK_BYTES):
             hasher.update(chunk)
             on_bytes(len(chunk))
@@ -198,7 +200,7 @@ def cached_digest(path: Path) -> str | None:
 
 def declared_bytes(path: Path) -> int | None:
     """The length that the header of a safetensors file asks for; None if it has no header."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= MAX_HEADER_BYTES:
             return None

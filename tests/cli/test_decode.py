@@ -57,7 +57,7 @@ def problems_of(body):
 
 
 def test_latents_become_a_video_with_their_recipe(latents, decoded_by, tmp_path):
-    code, body = decoded_by(latents())
+    code, body = decoded_by(latents(), "--model", TINY)
     output = tmp_path / f"svgen-3-{request().fingerprint[:8]}.mp4"
     video = read_mp4(output)
     assert (code, body["schema"], body["warnings"]) == (0, "svgen.decode/1", [])
@@ -81,10 +81,11 @@ def test_video_of_one_colour_is_a_warning_and_metadata_can_be_left_out(
     assert read_mp4(tmp_path / "x.mp4").comment is None
 
 
-def test_model_that_is_gone_is_told_with_the_way_out(latents, decoded_by):
-    code, body = decoded_by(latents(model="/gone/tiny"))
+@pytest.mark.parametrize("model", ["/gone/tiny", TINY])
+def test_latents_may_name_no_folder_there_or_not(latents, decoded_by, model):
+    code, body = decoded_by(latents(model=model))
     assert (code, body["error"]["code"]) == (2, "E_MODEL")
-    assert "'/gone/tiny', which is not here" in body["error"]["message"]
+    assert f"{model!r}, which is a folder" in body["error"]["message"]
     assert body["error"]["hint"].startswith("--model")
 
 
@@ -105,14 +106,14 @@ def test_model_that_is_not_on_disk_needs_the_network(latents, decoded_by):
     ],
 )
 def test_request_that_does_not_fit_is_an_error(latents, decoded_by, changes, code):
-    status, body = decoded_by(latents(**changes))
+    status, body = decoded_by(latents(**changes), "--model", TINY)
     assert (status, [one["code"] for one in problems_of(body)]) == (2, [code])
 
 
 def test_latents_that_are_not_finite_are_an_error(latents, decoded_by):
     array = np.zeros(SHAPE, np.float32)
     array[0, 1, 2, 3, 4] = np.inf
-    code, body = decoded_by(latents(array))
+    code, body = decoded_by(latents(array), "--model", TINY)
     assert (code, body["error"]["code"]) == (2, "E_LATENTS")
 
 

@@ -238,13 +238,36 @@ def test_prepared_jax_keeps_its_programs_in_a_private_folder(home):
     assert folder.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_folder_that_others_can_write_is_not_used(home):
+@pytest.mark.parametrize(
+    ("mode", "which", "why"),
+    [
+        (0o777, "compile", "everyone may write to it"),
+        (0o1777, "compile", "everyone may write to it"),
+        (0o770, "compile", "may write to it"),
+        (0o777, ".", "and so put another folder in its place"),
+    ],
+)
+def test_folder_that_others_can_write_is_not_used(home, mode, which, why):
     folder = home / "cache/svgen/compile"
     folder.mkdir(parents=True)
-    folder.chmod(0o777)
+    (folder.parent / which).chmod(mode)
     device, cache, _ = prepared()
     assert cache is None
-    assert "everyone may write to it" in device.warnings[0]
+    assert why in device.warnings[0]
+    assert "only you may write there" in device.warnings[0]
+
+
+def test_folder_that_a_variable_names_is_held_to_the_same(home, tmp_path):
+    open_to_all = tmp_path / "shared"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    device, cache, _ = prepared(JAX_COMPILATION_CACHE_DIR=str(open_to_all))
+    assert cache is None
+    assert device.warnings[0].startswith(f"compiled programs are not kept in {open_to_all}")
+    assert list(open_to_all.iterdir()) == []
+    _, cache, _ = prepared(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "new"))
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    assert cache == str(tmp_path / "new")
 
 
 def test_cache_folder_that_cannot_be_made_is_a_warning(home):

@@ -185,7 +185,7 @@ def test_cache_that_others_can_write_is_a_warning(home):
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     finding = folders()[2]
-    assert (finding.level, finding.fix) == (WARNING, f"chmod o-w {folder}")
+    assert (finding.level, finding.fix) == (WARNING, f"chmod go-w {folder}")
 
 
 def test_folder_that_cannot_be_written_is_a_problem(home):

@@ -229,9 +229,11 @@ def test_full_disk_keeps_the_latents_and_decode_makes_the_video(made, env, tmp_p
     assert (process.returncode, failed["error"]["code"]) == (6, "E_DISK_FULL"), stderr
     kept = failed["error"]["details"]["latents"]
     assert [str(item) for item in tmp_path.iterdir()] == [kept]
-    assert f"svgen decode {kept}" in failed["error"]["hint"]
+    again = f"svgen decode {kept} -o NAME.mp4 --model ./tests/golden/tiny"
+    assert failed["error"]["hint"].endswith(again)  # what it says works
 
-    done = run_svgen("decode", kept, "-o", str(output), "--json", env=env, cwd=ROOT)
+    model = ("--model", "./tests/golden/tiny")
+    done = run_svgen("decode", kept, "-o", str(output), *model, "--json", env=env, cwd=ROOT)
     assert (done.returncode, json_of(done)["schema"]) == (0, "svgen.decode/1")
     assert np.array_equal(decoded(output), decoded(path))
     assert read_recipe(output) == read_recipe(path)

@@ -174,3 +174,10 @@ def test_each_command_file_holds_a_click_command():
 
     for name in ("presets", "doctor"):
         assert isinstance(cli.get_command(click.Context(cli), name), click.Command)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), -1.0, 0.0, 1e300])
+def test_duration_of_a_file_is_held_to_what_a_flag_may_say(value):
+    with pytest.raises(UsageError) as caught:
+        DURATION.convert(value, None, None)
+    assert caught.value.code == "E_VALUE"

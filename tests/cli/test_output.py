@@ -276,6 +276,7 @@ def test_library_warnings_are_hidden_and_ours_are_not():
 
 def test_printable_keeps_text_and_escapes_controls():
     assert printable("猫 é\n\tx\x1b[0m\x9b") == "猫 é\n\tx\\x1b[0m\\x9b"
+    assert printable("مرحبا \u202egnp.exe\u2066 \r") == "مرحبا \\u202egnp.exe\\u2066 \\r"
 
 
 def test_text_that_the_terminal_cannot_show_is_escaped():

@@ -17,6 +17,7 @@ from tests.videos import decoded
 
 TINY = str(ROOT / "tests/golden/tiny")
 SMALL = ("--model", TINY, "--res", "32x32", "--frames", "5", "--steps", "4", "--seed", "3")
+SMALL += ("--save-every", "1000")
 
 
 @pytest.fixture

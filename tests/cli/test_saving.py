@@ -227,8 +227,9 @@ def test_video_of_a_run_that_was_killed_late_is_swept_up_after(undecoded, frames
 
 def test_batch_goes_on_and_sweeps_up_too(undecoded, frames, tmp_path_factory, monkeypatch, capsys):
     path, kept = undecoded.with_name("x.mp4"), undecoded.read_bytes()
+    monkeypatch.chdir(path.parent)
     batch = tmp_path_factory.mktemp("prompts") / "one.jsonl"
-    batch.write_text(json.dumps({"prompt": ARGS[0], "seed": 3, "output": str(path)}))
+    batch.write_text(json.dumps({"prompt": ARGS[0], "seed": 3, "output": path.name}))
     flags = ("--prompts", str(batch), *ARGS[1:], "--json")
     monkeypatch.setattr(Pipeline, "denoise", never)
     assert run(["generate", *flags]) == 0
@@ -242,7 +243,8 @@ def test_batch_goes_on_and_sweeps_up_too(undecoded, frames, tmp_path_factory, mo
 def test_output_that_another_run_makes_is_refused_before_loading(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Pipeline, "_load", never)
     path, batch = tmp_path / "x.mp4", tmp_path / "one.jsonl"
-    batch.write_text(json.dumps({"prompt": ARGS[0], "output": str(path)}))
+    monkeypatch.chdir(tmp_path)
+    batch.write_text(json.dumps({"prompt": ARGS[0], "output": path.name}))
     with sole_run(path):
         error = made(path, capsys, status=6)["error"]
         assert (error["code"], error["details"]["pid"]) == ("E_HELD", os.getpid())

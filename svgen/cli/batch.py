@@ -9,33 +9,29 @@ request. All texts are embedded first; then the transformer and the VAE stay loa
 compiled is used again.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from svgen.cli.endings import explain
 from svgen.cli.hosts import hosts_of
 from svgen.cli.leftovers import is_finished, is_unswept, sweep
+from svgen.cli.lines import read_line
 from svgen.cli.output import Console
+from svgen.cli.placing import STDOUT, plan_output
 from svgen.cli.planning import (
     EXISTING,
-    STDOUT,
     Collected,
     Run,
     describe,
     open_pipeline,
-    plan_output,
     plan_run,
 )
-from svgen.cli.prompts import SHOWN_LETTERS, read_text
-from svgen.cli.resolve import MAX_PROMPT_BYTES
-from svgen.cli.settings import FLAG, KINDS, kinds_of, options_of
+from svgen.cli.prompts import read_text
+from svgen.cli.settings import FLAG
 from svgen.config import Request
 from svgen.errors import InternalError, Interrupted, NumericalError, SvgenError, UsageError
 from svgen.lock import check_free
@@ -43,12 +39,6 @@ from svgen.lock import check_free
 if TYPE_CHECKING:
     from svgen.pipeline import Pipeline, Stage
 
-COMMAND = "generate"
-OF_THE_PROCESS = (  # said once, for all lines
-    *("device", "mesh", "coordinator", "num-processes", "process-id", "offline"),
-    *("quiet", "verbose", "no-color"),
-)
-PATHS = ("output", "model", "preset")  # options that may name a file
 GROUPS = (("frames", "duration"), EXISTING)  # a line that says one of them takes back the others
 SEEDS = 2**63
 
@@ -140,78 +130,6 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     return found
 
 
-def read_line(text: str) -> dict[str, Any]:
-    """The options of one line, by name; raises UsageError (E_PROMPTS) with all that is wrong."""
-    shown = text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}..."
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _bad(f"is not JSON: {shown}", str(error), '{"prompt": "a cat"}') from error
-    prompt = values.get("prompt") if isinstance(values, dict) else None
-    if not isinstance(prompt, str) or not prompt.strip() or prompt == STDOUT:
-        why = 'each line is an object whose "prompt" is text'
-        raise _bad(f"has no prompt: {shown}", why, '{"prompt": "a cat"}')
-    _check_prompt(prompt)
-    known = {key: one for key, one in options_of(COMMAND).items() if key not in OF_THE_PROCESS}
-    known["overwrite"] = next(one for one in _params() if one.name == "overwrite")
-    problems, found = Collected(), {"prompt": prompt}
-    for key, value in values.items():
-        name = key.replace("_", "-")
-        if name in known:
-            found[known[name].name] = problems.get(partial(_cast, known[name], key, value))
-            problems.get(partial(_check_inside, name, value))
-        elif key != "prompt":
-            why = f"what may stand there: prompt, {', '.join(known)}"
-            problems.append(_bad(f"unknown key {key[:SHOWN_LETTERS]!r}", why, "remove it"))
-    problems.raise_all()
-    return found
-
-
-def _check_prompt(prompt: str) -> None:
-    """Raise for a prompt that would be looked up elsewhere, or takes long to look at."""
-    if prompt.startswith("@"):
-        why = "a line's prompt is its own text and names no file"
-        hint = "put a space before the @ to mean text"
-        raise _bad(f"the prompt {prompt[:SHOWN_LETTERS]!r} begins with @", why, hint)
-    if len(prompt) > MAX_PROMPT_BYTES:
-        why = "the text encoder reads 512 tokens"
-        raise _bad(f"the prompt has {len(prompt)} characters", why, "shorten it")
-
-
-def _check_inside(name: str, value: Any) -> None:
-    """Raise for a path that leaves the folder of the run: a file of prompts may be anybody's."""
-    if name not in PATHS or not isinstance(value, str):
-        return
-    path = PureWindowsPath(value)  # both kinds of slash, and drives
-    if path.anchor or value.startswith("~") or ".." in path.parts or value == STDOUT:
-        why = "a line names files in the folder that svgen runs in, or below"
-        hint = f"--{name} on the command line, where any path is allowed"
-        raise _bad(f"{name} = {value[:SHOWN_LETTERS]!r} leads elsewhere", why, hint)
-
-
-def _params() -> list[click.Parameter]:
-    from svgen.cli.generate import command
-
-    return command.params
-
-
-def _cast(option: click.Option, key: str, value: Any) -> Any:
-    """The value of an option as its flag would be read; raises UsageError (E_PROMPTS)."""
-    kinds, shown = kinds_of(option), f"{key} = {str(value)[:SHOWN_LETTERS]!r}"
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise _bad(shown, f"it must be {KINDS[kinds[0]]}", f"see {option.opts[-1]}")
-    try:
-        return option.type_cast_value(click.Context(click.Command("svgen")), value)
-    except UsageError as error:
-        raise _bad(shown, error.why, error.hint) from error
-    except click.BadParameter as error:
-        raise _bad(shown, error.message, f"see {option.opts[-1]}") from error
-
-
-def _bad(what: str, why: str, hint: str) -> UsageError:
-    return UsageError("E_PROMPTS", what, why=why, hint=hint)
-
-
 def _merged(
     options: Mapping[str, Any], origins: Mapping[str, str], values: Mapping[str, Any], index: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
@@ -269,7 +187,8 @@ def _clashes(items: list[Item], path: Path) -> list[SvgenError]:
         if output in first:
             what = f"{path} line {item.line}: it writes {item.run.output}, as line {first[output]}"
             hint = '"output": "{index}.mp4", or another seed'
-            problems.append(_bad(what, "each video has a file of its own", hint))
+            why = "each video has a file of its own"
+            problems.append(UsageError("E_PROMPTS", what, why=why, hint=hint))
         first.setdefault(output, item.line)
     return problems
 

@@ -12,7 +12,8 @@ from svgen.cli.device import prepare_jax
 from svgen.cli.memory import Memory
 from svgen.cli.options import device_option, help_all_option, rare_option, with_console
 from svgen.cli.output import Console
-from svgen.cli.planning import STDOUT, Collected, open_pipeline, plan_output
+from svgen.cli.placing import STDOUT, plan_output
+from svgen.cli.planning import Collected, open_pipeline
 from svgen.cli.resolve import range_problems, recipe_model, size_problems
 from svgen.cli.settings import Configured
 from svgen.config import Request

@@ -13,7 +13,7 @@ from typing import Any
 
 from svgen.cli.naming import output_path
 from svgen.cli.output import Console
-from svgen.cli.planning import STDOUT, plan_output
+from svgen.cli.placing import STDOUT, plan_output
 from svgen.cli.resolve import Resolved
 from svgen.config import Request
 from svgen.errors import SvgenError, UsageError

@@ -10,7 +10,8 @@ import pytest
 
 import svgen.cli.execution
 from svgen.cli import run
-from svgen.cli.batch import _surviving, read_line
+from svgen.cli.batch import _surviving
+from svgen.cli.lines import read_line
 from svgen.errors import FileError, NumericalError, UsageError
 from svgen.recipe import read_recipe
 from tests.helpers import ROOT

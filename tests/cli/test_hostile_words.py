@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from svgen.cli import run
-from svgen.cli.batch import read_line
+from svgen.cli.lines import read_line
 from svgen.cli.planning import open_pipeline
 from svgen.errors import FileError, UsageError
 from svgen.partial import check_output

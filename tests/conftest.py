@@ -1,6 +1,7 @@
 """Every test runs on eight virtual CPU devices, with strict promotion, in a home of its own."""
 
 import os
+import signal
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
@@ -10,6 +11,8 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import pytest
 
+# What a shell starts in the background ignores Ctrl-C, and so would all that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -313,8 +313,7 @@ def test_every_code_has_a_kind_with_a_documented_exit_code():
 def test_second_ctrl_c_ends_the_process_at_once():
     process = probe("stubborn")
     for _ in range(2):
-        while process.stderr.readline() != "ready\n":
-            pass
+        assert "ready\n" in iter(process.stderr.readline, "")
         process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == -signal.SIGINT
     process.communicate()

@@ -187,8 +187,7 @@ def test_full_disk_under_stdout_is_an_error(flags):
 )
 def test_signal_ends_the_run_with_its_code(number, exit_code, word):
     process = probe("wait", "--json")
-    while process.stderr.readline() != "ready\n":
-        pass
+    assert "ready\n" in iter(process.stderr.readline, "")
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == exit_code

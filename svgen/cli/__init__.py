@@ -37,7 +37,6 @@ EXAMPLES = """\b
 Examples:
   svgen generate "a cat surfing a wave at sunset"
   svgen generate "a cat" --res 720p --duration 5s -o cat.mp4
-  svgen doctor
 """
 VERSIONED = ("jax", "libtpu")
 

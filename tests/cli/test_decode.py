@@ -119,7 +119,7 @@ def test_latents_that_are_not_finite_are_an_error(latents, decoded_by):
 
 def test_memory_that_cannot_suffice_is_told_before_loading(latents, decoded_by, monkeypatch):
     monkeypatch.setenv("SVGEN_MEMORY_GIB", "0.0001")
-    code, body = decoded_by(latents())
+    code, body = decoded_by(latents(), "--model", str(TINY))
     assert (code, body["error"]["code"]) == (7, "E_MEMORY")
 
 

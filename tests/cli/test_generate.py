@@ -230,7 +230,7 @@ def test_full_disk_keeps_the_latents_and_decode_makes_the_video(made, env, tmp_p
     kept = failed["error"]["details"]["latents"]
     assert [str(item) for item in tmp_path.iterdir()] == [kept]
     again = f"svgen decode {kept} -o NAME.mp4 --model ./tests/golden/tiny"
-    assert failed["error"]["hint"].endswith(again)  # what it says works
+    assert f"{again}; the same command" in failed["error"]["hint"]  # what it says works
 
     model = ("--model", "./tests/golden/tiny")
     done = run_svgen("decode", kept, "-o", str(output), *model, "--json", env=env, cwd=ROOT)

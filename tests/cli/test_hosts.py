@@ -18,7 +18,7 @@ from tests.videos import decoded
 TINY = "tests/golden/tiny"
 ARGS = ("a red ball", "--model", TINY, "--res", "64x48", "--frames", "5", "--mesh", "1x2")
 SHORT_WAIT = "from svgen.cli import hosts, main\nhosts.MEET_S = 3\nmain()"
-ENDLESS = ("--steps", "1000")
+ENDLESS = ("--steps", "300")
 
 
 @pytest.fixture
@@ -80,14 +80,14 @@ def test_when_one_dies_the_other_saves_its_state_and_says_so(env, port, tmp_path
     assert other.returncode == 3, heard
     assert "error[E_PEER]" in heard
     step = int(re.search(r"goes on after step (\d+)", heard)[1])
-    assert step >= 100
+    assert step >= 30
     assert len(list(paths[1 - victim].parent.glob("*.state.safetensors"))) == 1
     if victim == 1:  # the state lies with process 0 alone: both go on from it, as its note says
         assert json.loads(said)["error"]["code"] == "E_PEER"
         again = [start(index, port, path, env, *more) for index, path in enumerate(paths)]
         heard = [one.communicate(timeout=300)[1] for one in again]
         assert [one.returncode for one in again] == [0, 0], heard
-        assert f"going on after step {step} of 1000" in heard[0]
+        assert f"going on after step {step} of 300" in heard[0]
 
 
 def test_abort_from_another_thread_leaves_time_to_end_otherwise():

@@ -254,11 +254,10 @@ def test_memory_that_runs_out_between_two_steps_loses_nothing_that_was_saved(tmp
         jnp.zeros(1 << 48, jnp.uint8)
 
     monkeypatch.setattr(pipeline, "denoise", failing)
-    monkeypatch.setattr("svgen.cli.execution.SAVE_EVERY_S", 0.0)
     text = jnp.zeros((2, 64, 32), jnp.float32)
     with pytest.raises(OutOfMemory) as caught:
         console = Console("generate", verbosity=-2)
-        make_video(console, pipeline, REQUEST, target, keep_latents=False, text=text)
+        make_video(console, pipeline, REQUEST, target, keep_latents=False, text=text, save_every=0)
     assert caught.value.code == "E_MEMORY"
     state = load_state(state_path(target, REQUEST), REQUEST, pipeline.latents_shape(REQUEST))
     assert int(state["step"]) == 1

@@ -19,6 +19,7 @@ MAX_REPEATS = {"num_layers": 1024, "num_res_blocks": 64}  # each is built, or na
 MAX_LEVELS = 8  # of the VAE
 SHOWN_LETTERS = 100  # of a value in a message
 DENSE = "dense"  # the schedule that every model is made for
+DTYPES = ("bfloat16", "float32")  # of weights and products
 SPARSITY_RANGES: dict[str, tuple[float, float]] = {
     "band_share": (0.01, 1.0),
     "dense_steps": (0, 1000),

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from svgen import __version__
-from svgen.config import DENSE, Request, SparsitySchedule
+from svgen.config import DENSE, DTYPES, Request, SparsitySchedule
 from svgen.errors import SvgenError, UsageError
 from svgen.partial import partial_file, sync, write_error
 from svgen.untrusted import check_safetensors
@@ -239,6 +239,8 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{name} = {shown} is not of type {getattr(kind, '__name__', kind)}")
+    if name == "dtype" and value not in DTYPES:
+        raise ValueError(f"{name} = {shown} is none of {', '.join(DTYPES)}")
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{name} = {shown} is not finite")
     if name in LEAST and value < LEAST[name]:

@@ -3,9 +3,8 @@ reach through /proc; and a limit on the size of files, where nothing may be moun
 """
 
 import os
-import resource
 import subprocess
-from collections.abc import Callable
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +12,12 @@ import pytest
 
 PAGE = 4096
 FILLER = "filler"
+LIMITED = """
+import os, resource, sys
+size = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 KEEP_MOUNTED = """
 mount -t tmpfs -o {options} none "$1" || exit 1
 echo mounted
@@ -72,9 +77,11 @@ class Disk:
         assert self.helper.stdout.readline() == "done\n"
 
 
-def limited(size: int) -> Callable[[], None]:
-    """What a child does before it starts, to write no file larger than `size` bytes."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+def limited(size: int) -> list[str]:
+    """Words to put before a command, so that it writes no file larger than `size` bytes. (To set
+    the limit between fork and exec would be unsafe here: JAX has threads.)
+    """
+    return [sys.executable, "-c", LIMITED, str(size)]
 
 
 def names(folder: Path) -> list[str]:

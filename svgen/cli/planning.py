@@ -18,6 +18,7 @@ from svgen.cli.output import printable
 from svgen.cli.placing import STDOUT, plan_output
 from svgen.cli.resolve import Resolved, read_prompt, recipe_model, resolve
 from svgen.cli.settings import FLAG, rank
+from svgen.config import DTYPES as TYPES
 from svgen.config import Preset, Request
 from svgen.errors import Interrupted, MachineError, SvgenError, UsageError, raise_all
 from svgen.grid import WAN21, Rules, grid_of
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Place = Callable[..., Path]  # (options, request, *, sized) -> the output; raises what is wrong
-DTYPES = ("auto", "bfloat16", "float32")
+DTYPES = ("auto", *TYPES)
 UNREAD = "(could not be read)"  # stands for a prompt while the other checks go on
 EXISTING = ("overwrite", "skip_existing", "auto_number")
 SHOWN_LETTERS = 60
@@ -196,9 +197,6 @@ def read_request(source: str | None) -> dict[str, Any]:
     values = read_recipe(Path(source))["request"]
     try:
         request = request_from_json({**values, "prompt": values.get("prompt", "")})
-        if request.dtype not in DTYPES[1:]:
-            shown = repr(request.dtype)[:SHOWN_LETTERS]
-            raise ValueError(f"dtype = {shown} is none of {', '.join(DTYPES[1:])}")
     except ValueError as error:
         raise UsageError(
             "E_RECIPE",

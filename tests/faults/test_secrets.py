@@ -81,7 +81,7 @@ def test_token_is_in_no_error(kept, server, home, name):
         (home / "huggingface/token").write_text(wrong)
         env = {"HF_TOKEN": ""}
     assert kept("models", "pull", NAME, "-vv", **env).returncode == 4
-    server.faults.append(Fault("api", "page", times=100))  # as in a hotel
+    server.faults.append(Fault("api", "answer", times=100))  # as in a hotel
     assert kept("models", "pull", NAME, "--json", "-vv", **env).returncode == 5
     gone = "http://127.0.0.1:9"
     assert kept("models", "pull", NAME, "-vv", HF_ENDPOINT=gone, **env).returncode == 5

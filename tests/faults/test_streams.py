@@ -6,7 +6,6 @@ import fcntl
 import os
 import pty
 import re
-import signal
 import struct
 import subprocess
 import sys
@@ -26,7 +25,7 @@ RUN = ("generate", "a red ball", *SIZE, "--steps", "2", "--seed", "3", "-o", "{o
 COMMANDS = {
     "generate": RUN,
     "generate json": (*RUN, "--json=events"),
-    "decode": ("decode", "{latents}", "-o", "{out}"),
+    "decode": ("decode", "{latents}", *SIZE[:2], "-o", "{out}"),
     "models": ("models", "list"),
     "presets": ("presets", "list"),
     "doctor": ("doctor", "--json"),
@@ -81,13 +80,12 @@ class Shell:
         leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         process = subprocess.Popen(
-            [*self.command, *map(str, args)],
+            ["bash", "-c", "trap '' HUP; exec \"$@\"", "bash", *self.command, *map(str, args)],
             env=self.env | env,
             cwd=ROOT,
             stdin=follower,
             stdout=follower,
             stderr=follower,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
         )
         os.close(follower)
         shown, open_ = b"", True

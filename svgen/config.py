@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
-from svgen.errors import DownloadError, SvgenError
+from svgen.errors import DownloadError, SvgenError, shown
 
 TEXT_TOKENS = (
     512  # the text encoder reads, and cross-attention sees, this many tokens (padding included)
@@ -31,12 +31,9 @@ SMALL_PARAMETERS = 5_000_000_000  # models below it lose more to sparsity: prese
 
 
 def _corrupt(name: str, value: object, rule: str) -> SvgenError:
-    shown = repr(value)
-    if len(shown) > SHOWN_LETTERS:
-        shown = f"{shown[:SHOWN_LETTERS]}..."
     return DownloadError(
         "E_CHECKPOINT",
-        f"config.json has {name} = {shown}",
+        f"config.json has {name} = {shown(value, SHOWN_LETTERS)}",
         why=rule,
         hint="fetch the model again with `svgen models verify NAME`, or use another checkpoint",
     )

@@ -153,6 +153,15 @@ CODES: dict[str, tuple[type[SvgenError], str]] = {
 }
 
 
+def shown(value: Any, letters: int) -> str:
+    """A value out of a file as text for a message, however long it is and deeply nested."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} in many others"
+    return text if len(text) <= letters else f"{text[: letters - 3]}..."
+
+
 def raise_all(problems: Sequence[SvgenError]) -> None:
     """Raise every problem as one error; do nothing when there is none.
 

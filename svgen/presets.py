@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from svgen.config import DENSE, SPARSITY_RANGES, Preset, SparsitySchedule
-from svgen.errors import SvgenError, UsageError, raise_all
+from svgen.errors import SvgenError, UsageError, raise_all, shown
 from svgen.grid import RESOLUTIONS, WAN21, frames_problem, size_problem
 from svgen.untrusted import read_start
 
@@ -174,8 +174,7 @@ def _problem(source: str, what: str, why: str, hint: str) -> UsageError:
 
 
 def _show(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shown(value, 60)
 
 
 def _read_table(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from safetensors.numpy import save
 
 from svgen import __version__
 from svgen.config import DENSE, DTYPES, Request, SparsitySchedule
-from svgen.errors import SvgenError, UsageError
+from svgen.errors import SvgenError, UsageError, shown
 from svgen.partial import partial_file, sync, write_error
 from svgen.untrusted import check_safetensors
 
@@ -132,8 +132,7 @@ def differences(request: Request, metadata: Mapping[str, str]) -> dict[str, str]
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}..."
+    return shown(value, SHOWN_LETTERS)
 
 
 def _check_header(path: Path, file: Any, wanted: Mapping[str, tuple[str, list[int]]]) -> None:
@@ -231,18 +230,18 @@ def _build(kind: type[T], values: Mapping[str, Any]) -> T:
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
     """Check one field's type, and that a number is one that a run could have had."""
-    shown = repr(value)[:SHOWN_LETTERS]
+    text = shown(value, SHOWN_LETTERS)
     whole = isinstance(value, int) and not isinstance(value, bool)
     if whole and abs(value) > MOST:
-        raise ValueError(f"{name} = {shown} is too large")
+        raise ValueError(f"{name} = {text} is too large")
     if whole and kind is float:
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{name} = {shown} is not of type {getattr(kind, '__name__', kind)}")
+        raise ValueError(f"{name} = {text} is not of type {getattr(kind, '__name__', kind)}")
     if name == "dtype" and value not in DTYPES:
-        raise ValueError(f"{name} = {shown} is none of {', '.join(DTYPES)}")
+        raise ValueError(f"{name} = {text} is none of {', '.join(DTYPES)}")
     if kind is float and not math.isfinite(value):
-        raise ValueError(f"{name} = {shown} is not finite")
+        raise ValueError(f"{name} = {text} is not finite")
     if name in LEAST and value < LEAST[name]:
-        raise ValueError(f"{name} = {shown} is less than {LEAST[name]}")
+        raise ValueError(f"{name} = {text} is less than {LEAST[name]}")
     return value

@@ -7,7 +7,7 @@ import pytest
 
 from svgen import presets
 from svgen.config import SparsitySchedule
-from svgen.errors import UsageError
+from svgen.errors import UsageError, shown
 from svgen.grid import RESOLUTIONS
 from svgen.presets import list_presets, load_preset, presets_folder, read_preset
 from tests.helpers import ROOT, json_of, run_svgen
@@ -311,3 +311,14 @@ def test_check_command_reports_every_file(tmp_path):
     assert len(body["data"]["files"][1]["problems"]) == 2
     assert body["error"]["code"] == "E_PRESET"
     assert done.stderr.count("error[E_PRESET]") == 2
+
+
+def test_value_of_a_file_is_shown_however_deep_or_long_it_is():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert shown(deep, 60) == "a list in many others"
+    assert shown("x" * 100_000, 10) == "'xxxxxx..."
+    assert shown({"a": [1]}, 60) == "{'a': [1]}"
+    while deep:  # to free it at once would recurse as deeply
+        deep = deep[0]

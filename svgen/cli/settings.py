@@ -27,6 +27,7 @@ COMMANDS = ("generate", "decode")  # those that a file may set up
 MAX_BYTES = 64 * 1024
 FLAG = "flag"  # the origin of a value from the command line
 # What replaces files, downloads much or names a source is said on the command line only.
+SHOWN_LETTERS = 60  # of a name in a message
 NEVER = ("from", "prompts", "json", "overwrite", "yes", "dry-run", "help", "help-all")
 HELP = ("-h", "--help", "--help-all")
 META = "svgen.settings"  # key in a context's meta: option -> file
@@ -77,7 +78,8 @@ def read_file(path: Path) -> dict[str, dict[str, Any]]:
     problems, found = [], {}
     for name, section in table.items():
         if name not in COMMANDS:
-            problems.append(_unknown(path, f"table [{name}]", name, COMMANDS, "[{}]"))
+            what = f"table [{name[:SHOWN_LETTERS]}]"
+            problems.append(_unknown(path, what, name, COMMANDS, "[{}]"))
         elif not isinstance(section, dict):
             problems.append(_problem(path, f"{name} is no table", "", f"[{name}]"))
         else:

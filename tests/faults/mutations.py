@@ -4,6 +4,7 @@ import json
 import random
 import struct
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 HUGE = (2**31, 2**32 - 1, 2**53 + 1, 2**63, 2**64 - 1, 10**30)
@@ -18,6 +19,7 @@ VALUES = (
     *(1e308, float("nan"), float("inf"), float("-inf"), [], {}, [[]], {"": {}}, [None], [0, 0]),
 )
 DEEP = 100_000
+MOST_PLACES = 100_000
 
 Mutate = Callable[[random.Random, bytes], bytes]
 
@@ -102,7 +104,7 @@ def strange(rng: random.Random) -> Any:
 def break_value(rng: random.Random, value: Any) -> Any:
     """Change some places of a JSON value (in place): other types, sizes, more or fewer keys."""
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
-        found = list(places(value))
+        found = list(islice(places(value), MOST_PLACES))
         if not found:
             return strange(rng)
         container, key = rng.choice(found)
@@ -133,7 +135,7 @@ def break_json(rng: random.Random, data: bytes) -> bytes:
         return break_bytes(rng, data)
     try:
         value = json.loads(data)
-    except ValueError:  # broken already
+    except (ValueError, RecursionError):  # broken already
         return break_bytes(rng, data)
     text = json.dumps(break_value(rng, value))
     if rng.random() < 0.1:  # a key twice

@@ -54,12 +54,13 @@ def stopped() -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         batch = Path(folder, "batch.jsonl")
         lines = [
-            json.dumps({"prompt": PROMPT, "output": f"{folder}/{index}.mp4"})
-            for index in range(VIDEOS)
+            json.dumps({"prompt": PROMPT, "output": f"{index}.mp4"}) for index in range(VIDEOS)
         ]
         batch.write_text("\n".join(lines))
         command = [*SVGEN, "generate", "--prompts", str(batch), "--json=events", "--quiet"]
-        with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as run:
+        with subprocess.Popen(
+            command, env=ENVIRONMENT, cwd=folder, stdout=subprocess.PIPE, text=True
+        ) as run:
             stamped = [(time.perf_counter(), json.loads(line)) for line in run.stdout]
     assert run.returncode == 0
     videos = _split(stamped)[1:]

@@ -4,15 +4,20 @@
 
 The stopwatch is this process, which reads the clock when a line of `svgen generate
 --prompts ... --json=events` arrives. Of the videos of one batch the first warms up; networks and
-programs stay, so what is left of the others is what `bench` adds up: denoising from the end of the
-video before, decoding from the saved latents to the last frame. The encoder works meanwhile, on
-the same cores where there is no other device; `bench` leaves it out.
+programs stay, so what is left of the others is denoising, from the end of the video before, and
+decoding, from the saved latents to the last frame.
+
+`bench` leaves the encoder out, which works while frames are decoded: hidden where there is a TPU,
+on the same cores where there is none. So decoding is clocked twice: "decode" without an encoder,
+the same call of the pipeline in a loop that drops the frames, and "encode", as a run has it. What
+the two differ by is the MP4's. "run" has the first.
 
 Each span from event to event has a median over the videos, and a least time; both are added up, and
 held against the medians and the least times of `bench`. On a machine that others load, only the
 least times say much.
 """
 
+import itertools
 import json
 import os
 import statistics
@@ -20,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -29,7 +35,7 @@ SVGEN = (sys.executable, "-m", "svgen")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
 PROMPT = "a red ball moving to the right on a white background"
 VIDEOS = 6
-PARTS = ("denoise", "decode", "run")
+PARTS = ("denoise", "decode", "encode", "run")
 KINDS = {"median": statistics.median, "least": min}
 Spans = list[float]  # seconds from event to event, of one part of one video
 
@@ -44,9 +50,14 @@ def benched() -> dict[str, dict[str, float]]:
     found = {}
     for kind in KINDS:
         s = {name: row[f"{kind}_ms"] / 1e3 for name, row in rows.items()}
-        parts = data["steps"] * s["step_dense"], s["decode_first"] + chunks * s["decode_next"]
-        found[kind] = dict(zip(PARTS, (*parts, sum(parts) + s["embed"]), strict=True))
+        denoise = data["steps"] * s["step_dense"]
+        decode = s["decode_first"] + chunks * s["decode_next"]
+        found[kind] = _parts(denoise, decode, decode, denoise + decode + s["embed"])
     return found
+
+
+def _parts(*seconds: float) -> dict[str, float]:
+    return dict(zip(PARTS, seconds, strict=True))
 
 
 def stopped() -> dict[str, dict[str, float]]:
@@ -63,13 +74,48 @@ def stopped() -> dict[str, dict[str, float]]:
         ) as run:
             stamped = [(time.perf_counter(), json.loads(line)) for line in run.stdout]
     assert run.returncode == 0
-    videos = _split(stamped)[1:]
+    videos, decoded = _split(stamped)[1:], decoding()[1:]
     found = {}
     for kind, choose in KINDS.items():
-        parts = [
-            sum(map(choose, zip(*(one[part] for one in videos), strict=True))) for part in PARTS[:2]
-        ]
-        found[kind] = dict(zip(PARTS, (*parts, sum(parts)), strict=True))
+        denoise, encode = (_sum([one[part] for one in videos], choose) for part in videos[0])
+        decode = _sum(decoded, choose)
+        found[kind] = _parts(denoise, decode, encode, denoise + decode)
+    return found
+
+
+def _sum(videos: list[Spans], choose: Callable[[Spans], float]) -> float:
+    """Of each span one over all videos, added up."""
+    return sum(map(choose, zip(*videos, strict=True)))
+
+
+def decoding() -> list[Spans]:
+    """Seconds to each chunk of frames of a video of the demo, decoded and dropped, a few times."""
+    command = [sys.executable, __file__, "--decode"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def decode() -> list[Spans]:
+    """What `decoding` starts a process for."""
+    import numpy as np
+
+    from svgen.config import Request
+    from svgen.pipeline import Pipeline
+
+    folder = ROOT / "svgen/demo/snapshot"
+    values = json.loads((folder / "svgen.json").read_text())
+    width, height = values["size_px"]
+    kept = {name: values[name] for name in ("steps", "guidance", "shift", "frames", "fps")}
+    request = Request(
+        prompt=PROMPT, model=str(folder), width_px=width, height_px=height, seed=0, **kept
+    )
+    pipeline, found = Pipeline(folder), []
+    latents = np.array(pipeline.start(request).latents)
+    with pipeline.keeping():
+        for _ in range(VIDEOS):
+            clock = [time.perf_counter()]
+            clock += [time.perf_counter() for _ in pipeline.decode(latents, request)]
+            found.append([after - before for before, after in itertools.pairwise(clock)])
     return found
 
 
@@ -90,8 +136,12 @@ def _split(stamped: list[tuple[float, dict]]) -> list[dict[str, Spans]]:
 
 @click.command()
 @click.option("--rounds", default=5)
-def main(rounds: int) -> None:
+@click.option("--decode", "only_decode", is_flag=True, hidden=True)
+def main(rounds: int, only_decode: bool) -> None:
     """Print each round, then the median ratio of each part and its spread."""
+    if only_decode:
+        print(json.dumps(decode()))
+        return
     ratios: dict[tuple[str, str], list[float]] = {}
     for _ in range(rounds):
         bench, outside = benched(), stopped()

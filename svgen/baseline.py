@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from svgen.errors import SvgenError, UsageError
+from svgen.errors import SvgenError, UsageError, shown
 from svgen.partial import write_whole
 from svgen.untrusted import read_start
 
@@ -86,21 +86,21 @@ def _checked(body: Any) -> dict[str, Any]:
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_TEXT:
-        raise ValueError(f"{name} = {repr(value)[:SHOWN_LETTERS]} is no short text")
+        raise ValueError(f"{name} = {shown(value, SHOWN_LETTERS)} is no short text")
     return value
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} = {repr(value)[:SHOWN_LETTERS]} is no number")
+        raise ValueError(f"{name} = {shown(value, SHOWN_LETTERS)} is no number")
     if not 0 <= value < MOST:  # also true for NaN
-        raise ValueError(f"{name} = {repr(value)[:SHOWN_LETTERS]} is out of range")
+        raise ValueError(f"{name} = {shown(value, SHOWN_LETTERS)} is out of range")
     return value
 
 
 def _count(name: str, value: Any) -> int:
     if not isinstance(value, int) or _number(name, value) < 1:
-        raise ValueError(f"{name} = {repr(value)[:SHOWN_LETTERS]} is no count")
+        raise ValueError(f"{name} = {shown(value, SHOWN_LETTERS)} is no count")
     return value
 
 

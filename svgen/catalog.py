@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from svgen.errors import DownloadError, SvgenError
+from svgen.errors import DownloadError, SvgenError, shown
 from svgen.untrusted import read_start
 
 NEGATIVE_WAN = (
@@ -138,7 +138,7 @@ def _sampling_from(path: Path, values: Mapping[str, Any]) -> Sampling:
             raise _bad_sampling(path, f"unknown key {name[:40]!r}")
         checked[name] = _like(getattr(default, name), value)
         if checked[name] is None:
-            raise _bad_sampling(path, f"{name} = {str(value)[:40]} has another type")
+            raise _bad_sampling(path, f"{name} = {shown(value, 40)} has another type")
     return Sampling(**checked)
 
 

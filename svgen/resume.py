@@ -220,7 +220,7 @@ def _build(kind: type[T], values: Mapping[str, Any]) -> T:
     known = {item.name: item.type for item in fields(kind)}
     unknown = sorted(set(values) - set(known))
     if unknown:
-        raise ValueError(f"unknown field {repr(unknown[0])[:SHOWN_LETTERS]}")
+        raise ValueError(f"unknown field {shown(unknown[0], SHOWN_LETTERS)}")
     checked = {name: _typed(name, value, known[name]) for name, value in values.items()}
     try:
         return kind(**checked)

@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers
 
 from svgen.config import TEXT_TOKENS
-from svgen.errors import DownloadError, FileError, SvgenError, UsageError
+from svgen.errors import DownloadError, FileError, SvgenError, UsageError, shown
 from svgen.tokenizer_parts import check_parts
 from svgen.untrusted import read_start
 
@@ -236,5 +236,5 @@ def _eos_token(path: Path) -> str:
     except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise _corrupt(path, f"its JSON is broken: {error}") from error
     if not isinstance(token, str | None):
-        raise _corrupt(path, f"its eos_token is {repr(token)[:SHOWN_LETTERS]}, not a string")
+        raise _corrupt(path, f"its eos_token is {shown(token, SHOWN_LETTERS)}, not a string")
     return token or EOS_TOKEN

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from svgen.errors import shown
+
 MAX_PARTS = 16
 MAX_ENTRY_BYTES = 64  # of a character map: the longest ligature of NFKC has 33
 MODEL = "Unigram"
@@ -44,7 +46,7 @@ def _check_part(name: str, kinds: tuple[str, ...], part: Any) -> None:
     found = [node.get("type") for node in nodes]
     strange = [kind for kind in found if kind not in kinds]
     if strange:
-        raise ValueError(f"its {name} has the type {repr(strange[0])[:40]}")
+        raise ValueError(f"its {name} has the type {shown(strange[0], 40)}")
     repeated = [kind for kind in found if kind != "Replace" and found.count(kind) > 1]
     if repeated or len(nodes) > MAX_PARTS:
         raise ValueError(f"its {name} has {len(nodes)} parts, or one of them twice")
@@ -77,13 +79,13 @@ def _check_replace(node: Mapping[str, Any]) -> None:
     kind, text = next(iter(pattern.items())) if isinstance(pattern, dict) and pattern else ("", "")
     known = isinstance(text, str) and text and (kind == "String" or PATTERN.fullmatch(text))
     if not known:
-        raise ValueError(f"it replaces by the pattern {repr(pattern)[:60]}")
+        raise ValueError(f"it replaces by the pattern {shown(pattern, 60)}")
     _check_short(node.get("content"))
 
 
 def _check_short(content: Any) -> None:
     if not isinstance(content, str) or len(content) > 1:
-        raise ValueError(f"it puts {repr(content)[:60]} into the text: more than one character")
+        raise ValueError(f"it puts {shown(content, 60)} into the text: more than one character")
 
 
 def _check_prepend(node: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ ALLOWED = {  # part of svgen -> parts that it may import
     "preview": {"errors", "partial"},
     "recipe": {"config", "errors", "untrusted"},
     "tokenizer": {"config", "errors", "tokenizer_parts", "untrusted"},
-    "tokenizer_parts": set(),
+    "tokenizer_parts": {"errors"},
     "checkpoint": {"config", "models.keys", "sharding", "tensors", "untrusted"},
     "tensors": {"errors", "models.keys"},
     "hub": {"catalog", "config", "errors", "private", "untrusted"},

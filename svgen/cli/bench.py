@@ -108,7 +108,7 @@ def _measure(
         stages=options["only"] or STAGES,
         profile=Path(options["profile"]) if options["profile"] else None,
     )
-    console.note(f"{found['model']} on {found['chip']}: about {options['budget']:g} s")
+    console.note(f"{found['model']} on {found['chip']}: up to about {options['budget']:g} s")
     with counted_hits() as hits:
         watch = Stopwatch(options["budget"], hits=hits)
         return {"schema": baseline.SCHEMA, **found, **measure(planned.pipeline, trial, watch)}

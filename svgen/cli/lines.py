@@ -15,7 +15,7 @@ from svgen.cli.planning import Collected
 from svgen.cli.prompts import SHOWN_LETTERS
 from svgen.cli.resolve import MAX_PROMPT_BYTES
 from svgen.cli.settings import KINDS, kinds_of, options_of
-from svgen.errors import UsageError
+from svgen.errors import UsageError, shown
 
 COMMAND = "generate"
 OF_THE_PROCESS = (  # said once, for all lines
@@ -27,15 +27,15 @@ PATHS = ("output", "model", "preset")  # options that may name a file
 
 def read_line(text: str) -> dict[str, Any]:
     """The options of one line, by name; raises UsageError (E_PROMPTS) with all that is wrong."""
-    shown = text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}..."
+    cut = text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}..."
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _bad(f"is not JSON: {shown}", str(error), '{"prompt": "a cat"}') from error
+        raise _bad(f"is not JSON: {cut}", str(error), '{"prompt": "a cat"}') from error
     prompt = values.get("prompt") if isinstance(values, dict) else None
     if not isinstance(prompt, str) or not prompt.strip() or prompt == STDOUT:
         why = 'each line is an object whose "prompt" is text'
-        raise _bad(f"has no prompt: {shown}", why, '{"prompt": "a cat"}')
+        raise _bad(f"has no prompt: {cut}", why, '{"prompt": "a cat"}')
     _check_prompt(prompt)
     known = {key: one for key, one in options_of(COMMAND).items() if key not in OF_THE_PROCESS}
     known["overwrite"] = next(one for one in _params() if one.name == "overwrite")
@@ -82,15 +82,15 @@ def _params() -> list[click.Parameter]:
 
 def _cast(option: click.Option, key: str, value: Any) -> Any:
     """The value of an option as its flag would be read; raises UsageError (E_PROMPTS)."""
-    kinds, shown = kinds_of(option), f"{key} = {str(value)[:SHOWN_LETTERS]!r}"
+    kinds, what = kinds_of(option), f"{key} = {shown(value, SHOWN_LETTERS)}"
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise _bad(shown, f"it must be {KINDS[kinds[0]]}", f"see {option.opts[-1]}")
+        raise _bad(what, f"it must be {KINDS[kinds[0]]}", f"see {option.opts[-1]}")
     try:
         return option.type_cast_value(click.Context(click.Command("svgen")), value)
     except UsageError as error:
-        raise _bad(shown, error.why, error.hint) from error
+        raise _bad(what, error.why, error.hint) from error
     except click.BadParameter as error:
-        raise _bad(shown, error.message, f"see {option.opts[-1]}") from error
+        raise _bad(what, error.message, f"see {option.opts[-1]}") from error
 
 
 def _bad(what: str, why: str, hint: str) -> UsageError:

@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from svgen.cli.options import DURATION
-from svgen.errors import SvgenError, UsageError, raise_all
+from svgen.errors import SvgenError, UsageError, raise_all, shown
 from svgen.untrusted import read_start
 
 PROJECT_FILE = "svgen.toml"
@@ -145,15 +145,15 @@ def kinds_of(option: click.Option) -> tuple[type, ...]:
 def _value_problem(path: Path, key: str, option: click.Option, value: Any) -> SvgenError | None:
     """Say what is wrong with one value: its TOML type, or what the option itself says of it."""
     kinds = kinds_of(option)
-    shown = f"{key} = {str(value)[:60]!r}"
+    what = f"{key} = {shown(value, SHOWN_LETTERS)}"
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        return _problem(path, shown, f"it must be {KINDS[kinds[0]]}", f"see {option.opts[-1]}")
+        return _problem(path, what, f"it must be {KINDS[kinds[0]]}", f"see {option.opts[-1]}")
     try:
         option.type_cast_value(click.Context(click.Command("svgen")), value)
     except UsageError as error:
-        return _problem(path, shown, error.why, error.hint)
+        return _problem(path, what, error.why, error.hint)
     except click.BadParameter as error:
-        return _problem(path, shown, error.message, f"see {option.opts[-1]}")
+        return _problem(path, what, error.message, f"see {option.opts[-1]}")
     return None
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from svgen.errors import DownloadError, FileError, SvgenError, UsageError
+from svgen.errors import DownloadError, FileError, SvgenError, UsageError, shown
 from svgen.untrusted import MAX_HEADER_BYTES, SHARD, open_plain, read_start
 
 MODEL_INDEX = "model_index.json"
@@ -121,8 +121,8 @@ def shards_of(index_path: str, data: bytes) -> list[str]:
     for name in names:
         if not SHARD.fullmatch(name):
             why = "a shard is a .safetensors file beside its index"
-            shown = repr(name)[:SHOWN_LETTERS]
-            raise corrupt(f"{index_path} names the file {shown}", why=why, hint=hint)
+            what = f"{index_path} names the file {shown(name, SHOWN_LETTERS)}"
+            raise corrupt(what, why=why, hint=hint)
     folder = index_path.rpartition("/")[0]
     return [f"{folder}/{name}" for name in names]
 
@@ -161,7 +161,7 @@ def check_pipeline(data: bytes, model: str) -> None:
     if found != PIPELINE:
         why = f"svgen runs checkpoints of the class {PIPELINE}"
         raise UsageError(
-            "E_MODEL", f"{model} is a {repr(found)[:SHOWN_LETTERS]} model", why=why, hint=hint
+            "E_MODEL", f"{model} is a {shown(found, SHOWN_LETTERS)} model", why=why, hint=hint
         )
     if second not in (None, [None, None]):
         why = "svgen runs models with one transformer"

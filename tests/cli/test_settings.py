@@ -146,12 +146,12 @@ def test_every_problem_of_a_file_is_named_with_a_way_out(project):
         "unknown generate.step": "did you mean steps?",
         "unknown generate.no_metadata": "did you mean no-metadata?",
         "unknown generate.overwrite": "remove it",
-        "generate.frames = '9.5'": "see --frames",
-        "generate.seed = 'True'": "see --seed",
+        "generate.frames = 9.5": "see --frames",
+        "generate.seed = True": "see --seed",
         "generate.offline = 'yes'": "see --offline",
         "generate.res = '4k'": "--res 720p",
         "generate.dtype = 'float16'": "see --dtype",
-        "generate.model = '3'": "see --model",
+        "generate.model = 3": "see --model",
         "unknown decode.steps": "remove it",
     }
     assert {one.partition(": ")[2] for one in found} == set(hints)
